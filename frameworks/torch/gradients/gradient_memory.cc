@@ -22,15 +22,6 @@ bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides) {
                                                   : strides.equals(RowMajorStrides(parameter));
 }
 
-bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides) {
-  if (dense.is_conj() || dense.is_neg()) return false;
-  if (dense.numel() == 0) return true;
-  for (std::int64_t d = 0; d < dense.dim(); ++d) {
-    if (dense.size(d) != 1 && dense.stride(d) != strides[static_cast<std::size_t>(d)]) return false;
-  }
-  return true;
-}
-
 at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
                            session::Session& session) {
   const at::TensorOptions options = like.options().requires_grad(false).layout(at::kStrided);

@@ -19,9 +19,6 @@ std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter);
 bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides);
 std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor);
 
-// True if the elements, as they are, lie in memory with these strides.
-bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides);
-
 // A tensor like this one, of strides without gaps, in memory that the backend sees, with whatever
 // is in it; in LibTorch's own where the backend has none that is better, and on GPUs. Throws what
 // allocation throws.

@@ -19,7 +19,6 @@
 #include <utility>
 
 #include "frameworks/torch/calls/pending_tensor.h"
-#include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"

@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"

@@ -103,6 +103,15 @@ bool LiesFlat(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides) {
+  if (dense.is_conj() || dense.is_neg()) return false;
+  if (dense.numel() == 0) return true;
+  for (std::int64_t d = 0; d < dense.dim(); ++d) {
+    if (dense.size(d) != 1 && dense.stride(d) != strides[static_cast<std::size_t>(d)]) return false;
+  }
+  return true;
+}
+
 at::Tensor Flat(const at::Tensor& tensor) {
   at::NoGradGuard no_grad;
   return tensor.detach().resolve_conj().resolve_neg().contiguous();

@@ -27,6 +27,8 @@ bool IsDescribedBy(const core::Signature& signature, const at::Tensor& tensor);
 
 // True if the elements lie in memory in row-major order as they are.
 bool LiesFlat(const at::Tensor& tensor);
+// True if the elements, as they are, lie in memory with these strides, one for each dimension.
+bool LiesWith(const at::Tensor& dense, at::IntArrayRef strides);
 
 // The tensor's values lying flat, outside autograd: the tensor's own memory if that is flat, else a
 // copy.
