@@ -19,7 +19,7 @@ enum class Average : std::uint8_t {
   Step,      // step() or synchronize() waits for the averages; until then .grad must not be touched
 };
 
-// What of the training each rank has a part of only.
+// A shard is a rank's part of what all ranks have together.
 enum class Shard : std::uint8_t {
   None,
   // The state of the optimizer: each rank keeps it for its shard of the parameters, makes the step
@@ -28,7 +28,7 @@ enum class Shard : std::uint8_t {
   OptimizerState,
 };
 
-// How the parameters are divided among the ranks.
+// Shards are cut in one of these ways.
 enum class ShardBy : std::uint8_t {
   Auto,       // Element for Adagrad, Adam, AdamW, RMSprop and SGD of LibTorch, Parameter for others
   Element,    // a part of each parameter: for optimizers that work element by element

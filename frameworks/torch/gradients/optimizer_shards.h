@@ -23,15 +23,15 @@ ShardBy ChooseShardBy(const torch::optim::Optimizer& optimizer);
 // The reason why the state of this optimizer cannot be sharded; empty if it can.
 std::string WhyNotSharded(const torch::optim::Optimizer& optimizer);
 
-// Returns the first element of each rank's shard of a parameter, and the end of the last one. A shard
-// begins at a multiple of 128 bytes: LibTorch's kernels take two vectors of up to 64 bytes at a
-// time, and what is left at the end one by one, which may round otherwise. A parameter with fewer
+// Returns the first element of each rank's shard of a parameter, and the end of the last one. A
+// shard begins at a multiple of 128 bytes: LibTorch's kernels take two vectors of up to 64 bytes at
+// a time, and what is left at the end one by one, which may round otherwise. A parameter with fewer
 // bytes than that for each rank belongs to rank `least`, as all do by Parameter.
 std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_bytes, int ranks,
                                     int least, ShardBy by);
 
-// Belongs to one optimizer, and is used by the thread that uses it. Parameters that have left the
-// optimizer are kept, with their state: they may come back.
+// The shards of an optimizer belong to it, and are used by the thread that uses it. Parameters that
+// have left the optimizer are kept, with their state: they may come back.
 class OptimizerShards {
  public:
   // `what`: "parameters of the optimizer #2"; the name of the gather has it. `by`: not Auto.

@@ -1,5 +1,5 @@
-// The state of a sharded optimizer, to and from archives: each rank saves what it has of its shards,
-// and whoever loads makes the state of whole parameters of what all have saved.
+// The state of a sharded optimizer, to and from archives: each rank saves what it has of its
+// shards, and whoever loads makes the state of whole parameters of what all have saved.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace sirtaki::detail {
 
-// The elements of a tensor that lies dense in memory, in the order in which the parameter's lie: the
+// Returns the elements of a dense tensor in the order in which the parameter's lie in memory: the
 // tensor's own memory if that has the parameter's strides, else a copy.
 at::Tensor FlatLike(const at::Tensor& parameter, at::Tensor tensor);
 
@@ -23,7 +23,8 @@ struct ShardRange {
   std::int64_t count = 0;
 };
 
-// An optimizer has others in the place of its parameters until this ends: a list for each group.
+// InPlaceOfParameters lets an optimizer have others in the place of its parameters until it ends: a
+// list for each group.
 class InPlaceOfParameters {
  public:
   InPlaceOfParameters(torch::optim::Optimizer& optimizer,
@@ -39,13 +40,14 @@ class InPlaceOfParameters {
   std::vector<std::vector<at::Tensor>> others_;
 };
 
-// `shards`: this rank's, in the place of the parameters; `ranges`: for each place of a parameter in
-// the groups, what this rank has of it.
+// SaveShards saves the state of this rank's shards, which are in the place of the parameters.
+// `ranges`: for each place of a parameter in the groups, what this rank has of it.
 void SaveShards(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shards,
                 const std::vector<ShardRange>& ranges, torch::serialize::OutputArchive& archive);
 
-// Makes the state of whole parameters. The optimizer's own is used meanwhile; what throws, which is
-// std::runtime_error or what LibTorch throws, leaves anything there.
+// ShardsOfAllRanks makes the state of whole parameters of what all ranks have saved. The optimizer's
+// own is used meanwhile; what throws, which is std::runtime_error or what LibTorch throws, leaves
+// anything there.
 class ShardsOfAllRanks {
  public:
   explicit ShardsOfAllRanks(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
