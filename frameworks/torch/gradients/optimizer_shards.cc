@@ -1,6 +1,7 @@
 #include "frameworks/torch/gradients/optimizer_shards.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <typeinfo>
@@ -49,6 +51,10 @@ void CheckParameter(const at::Tensor& parameter, at::IntArrayRef cuts, at::IntAr
   if (why.empty()) return;
   throw std::invalid_argument("a parameter of " + TypeAndShape(parameter) + " " + why);
 }
+
+// A parameter of fewer bytes travels with others of its type and place: an exchange of its own would
+// take longer than two copies.
+constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
 
 }  // namespace
 
@@ -192,6 +198,7 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
 // has none comes with an empty tensor, so that nobody waits for it.
 void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::string& error) const {
   TensorCall call;
+  std::map<std::pair<at::ScalarType, std::string>, SmallParameters> small;
   call.kind = core::OpKind::kAllGather;
   call.grouped = true;
   if (!error.empty()) call.invalid = "the step of the optimizer has thrown: " + error;
@@ -201,10 +208,15 @@ void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::str
   } else {
     for (const Shards* const shards : stepped) {
       const at::Tensor whole = FlatLike(shards->parameter, shards->parameter);
-      const std::int64_t count = shards->mine.defined() ? shards->mine.numel() : 0;
-      call.group.push_back(whole.narrow(0, shards->cuts[self()], count));
+      if (whole.nbytes() < kSmallBytes) {
+        small[{whole.scalar_type(), whole.device().str()}].push_back({whole, shards->cuts});
+        continue;
+      }
+      call.group.push_back(
+          whole.narrow(0, shards->cuts[self()], shards->cuts[self() + 1] - shards->cuts[self()]));
       call.into.push_back(whole);
     }
+    for (const auto& [kind, parameters] : small) Pack(parameters, &call);
   }
   call.name = "#the shards of the " + what_;
   call.derived_name = true;
@@ -224,7 +236,34 @@ void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::str
             "equal",
         core::Origin{gathered->joined(), "", ""}));
   }
+  std::size_t packed = into.size() - small.size();
+  for (const auto& [kind, parameters] : small) Unpack(parameters, into[packed++]);
   for (const Shards* const shards : stepped) NoteOverwritten(shards->parameter);
+}
+
+// What this rank has of all of them goes into one tensor, and what all ranks have into another.
+void OptimizerShards::Pack(const SmallParameters& parameters, TensorCall* call) const {
+  std::vector<at::Tensor> mine;
+  std::int64_t elements = 0;
+  for (const auto& [whole, cuts] : parameters) {
+    mine.push_back(whole.narrow(0, cuts[self()], cuts[self() + 1] - cuts[self()]));
+    elements += whole.numel();
+  }
+  call->group.push_back(at::cat(mine));
+  call->into.push_back(at::empty({elements}, mine.front().options()));
+}
+
+// Rank by rank, and of each the parameters in their order.
+void OptimizerShards::Unpack(const SmallParameters& parameters, const at::Tensor& packed) const {
+  std::int64_t at = 0;
+  for (std::size_t rank = 0; rank < elements_.size(); ++rank) {
+    for (const auto& [whole, cuts] : parameters) {
+      const std::int64_t count = cuts[rank + 1] - cuts[rank];
+      if (count == 0) continue;
+      if (rank != self()) whole.narrow(0, cuts[rank], count).copy_(packed.narrow(0, at, count));
+      at += count;
+    }
+  }
 }
 
 void OptimizerShards::Save(Optimizer& optimizer, torch::serialize::OutputArchive& archive) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "frameworks/torch/session/session_set.h"
@@ -17,6 +18,8 @@
 #include "sirtaki/optimizer_options.h"
 
 namespace sirtaki::detail {
+
+struct TensorCall;
 
 // The choice that ShardBy::Auto comes to for this optimizer, which is of Base's own class.
 ShardBy ChooseShardBy(const torch::optim::Optimizer& optimizer);
@@ -63,6 +66,10 @@ class OptimizerShards {
   void TakeState(torch::optim::Optimizer& optimizer, const Shards& shards) const;
   Groups Cut(torch::optim::Optimizer& optimizer, std::vector<Shards*>* stepped);
   void Gather(const std::vector<Shards*>& stepped, const std::string& error) const;
+  // Flat parameters of one type and place, and where their shards begin.
+  using SmallParameters = std::vector<std::pair<at::Tensor, std::vector<std::int64_t>>>;
+  void Pack(const SmallParameters& parameters, TensorCall* call) const;
+  void Unpack(const SmallParameters& parameters, const at::Tensor& packed) const;
 
   const SessionSet set_;
   const std::string what_;
