@@ -69,6 +69,36 @@ def test_large_layers_with_a_closure_and_a_fused_step(rank, size, dtype, fused):
     assert state_elements(optimizer) <= state_elements(plain) / size + 2 * (33 + 64)
 
 
+def averaged(bucket):
+    return hvd.allreduce_async_(bucket.buffer(), name=bucket.name(), op=hvd.Average)
+
+
+@pytest.mark.parametrize("arguments", [
+    {"compression": hvd.Compression.bf16, "compress_within_host": True}, {"communication_hook": averaged},
+    {"average_at": "backward"}, {"backward_passes_per_step": 2}], ids=lambda arguments: next(iter(arguments)))
+def test_other_arguments_work_beside_it(rank, size, arguments):
+    """With a scheduler, and a layer whose weight is another's."""
+    def train(**more):
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.sin(torch.arange(parameter.numel()) * 1.7).reshape(parameter.shape))
+        model[2].weight = model[0].weight
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1), model.named_parameters(), **arguments, **more)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(5):
+            optimizer.zero_grad()
+            for part in range(arguments.get("backward_passes_per_step", 1)):
+                x = torch.cos(torch.arange(64) * (1.1 + rank + 2 * step + part)).reshape(4, 16)
+                model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+        return list(model.parameters())
+
+    for mine, other in zip(train(shard="optimizer"), train()):
+        assert torch.equal(mine, other)
+
+
 def test_state_is_loaded_until_a_step_and_again_after_it(rank, size):
     model, plain = trained(rank, "Adam", steps=2)
     saved = copy.deepcopy((model.state_dict(), plain.state_dict()))

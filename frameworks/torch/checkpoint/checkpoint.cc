@@ -2,20 +2,17 @@
 
 #include <torch/serialize/archive.h>
 
-#include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <random>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "core/base/log.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_sections.h"
+#include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
@@ -30,7 +27,6 @@ using detail::CheckpointParts;
 using detail::SessionState;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
-namespace fs = std::filesystem;
 using StatePtr = std::shared_ptr<SessionState>;
 
 // The text of what it throws; empty if it throws nothing.
@@ -63,69 +59,9 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
   return states;
 }
 
-// ---- files of shards ----
-
-constexpr std::size_t kSaveDigits = 16;
-
-// The files of a save have its number, so that those of the save before stay until the new file has
-// taken the place of the old one.
-std::string BeginOfShards(const std::string& path) {
-  return fs::path(path).filename().string() + ".shards.";
-}
-
-std::string ShardName(const std::string& path, const std::string& save, int rank, int ranks) {
-  return BeginOfShards(path) + save + "." + std::to_string(rank) + "-of-" + std::to_string(ranks);
-}
-
-std::string Beside(const std::string& path, const std::string& name) {
-  return (fs::path(path).parent_path() / name).string();
-}
-
-// The number of a save, the same on all ranks and another one each time. Collective.
+// The number of a save is the same on all ranks, and another one each time. Collective.
 std::string NumberOfSave() {
-  std::random_device device;
-  char digits[kSaveDigits + 1];
-  std::snprintf(digits, sizeof(digits), "%08x%08x", device(), device());
-  return broadcast_object(std::string(digits), 0, "sirtaki/save_checkpoint/number");
-}
-
-void WriteShardFile(const std::string& path, const std::string& save,
-                    const CheckpointParts& parts) {
-  OutputArchive archive;
-  archive.write("save", c10::IValue(save));
-  detail::WriteShards(parts, archive);
-  detail::NewCheckpointFile(path, archive).Replace();
-}
-
-// Whether the file has shards of another save than this one; "": of any.
-bool IsOldShard(const std::string& name, const std::string& path, const std::string& save) {
-  const std::string begin = BeginOfShards(path);
-  if (!name.starts_with(begin)) return false;
-  const std::string number = name.substr(begin.size(), name.find('.', begin.size()) - begin.size());
-  return number.size() == kSaveDigits && number != save &&
-         number.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
-void RemoveOldShards(const std::string& path, const std::string& save) {
-  try {
-    for (const auto& entry : fs::directory_iterator(Beside(path, "."))) {
-      if (IsOldShard(entry.path().filename().string(), path, save)) fs::remove(entry.path());
-    }
-  } catch (const fs::filesystem_error& error) {
-    SIRTAKI_LOG(kWarning, "save_checkpoint: the shards of an earlier save stay: " << error.what());
-  }
-}
-
-void ReadShardFile(const std::string& path, const std::string& name, InputArchive* archive) {
-  const std::string file = Beside(path, name);
-  if (!detail::ReadCheckpointFile(file, archive)) {
-    throw std::runtime_error(file +
-                             " is missing: the file of a rank's shards of the optimizer's state");
-  }
-  c10::IValue save;
-  const bool fits = archive->try_read("save", save) &&
-                    name.find("." + save.toStringRef() + ".") != std::string::npos;
-  if (!fits) throw std::runtime_error(file + " is of another save");
+  return broadcast_object(detail::MakeNumberOfSave(), 0, "sirtaki/save_checkpoint/number");
 }
 
 // Rank 0 reads the file. Returns what the others need beside models and optimizers; empty if there
@@ -136,7 +72,7 @@ std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
   std::string for_others;
   const std::string error = ErrorOf([&] {
     for_others = loaded.ReadAll(archive, [&path](const std::string& name, InputArchive* shards) {
-      ReadShardFile(path, name, shards);
+      detail::ReadShardFile(path, name, shards);
     });
   });
   if (!error.empty()) throw std::runtime_error(path + ": " + error);
@@ -151,18 +87,13 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const auto generator_states = GatherGeneratorStates(parts);
   const int rank = state->topology().rank;
   const int ranks = state->topology().size;
-  const std::string save = detail::HasShards(parts) ? NumberOfSave() : "";
-  std::vector<std::string> shards;
-  for (int r = 0; !save.empty() && r < ranks; ++r)
-    shards.push_back(ShardName(path, save, r, ranks));
-  const std::string my_shards =
-      save.empty() ? "" : Beside(path, shards[static_cast<std::size_t>(rank)]);
+  const detail::ShardFiles shards(path, detail::HasShards(parts) ? NumberOfSave() : "", ranks);
   std::optional<detail::NewCheckpointFile> file;
   const std::string write_error = ErrorOf([&] {
-    if (!save.empty()) WriteShardFile(my_shards, save, parts);
+    shards.Write(rank, parts);
     if (rank != 0) return;
     OutputArchive archive;
-    detail::WriteParts(ranks, parts, generator_states, shards, archive);
+    detail::WriteParts(ranks, parts, generator_states, shards.names(), archive);
     file.emplace(path, archive);
   });
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
@@ -173,16 +104,13 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   } catch (const Error& error) {
     // All ranks have this error, so no file will name these shards. After a fault rank 0 may not
     // know of it, and its file may.
-    std::error_code ignored;
-    if (error.code() == ErrorCode::InvalidArgument && !my_shards.empty()) {
-      fs::remove(my_shards, ignored);
-    }
+    if (error.code() == ErrorCode::InvalidArgument) shards.Remove(rank);
     throw;
   }
   const std::string error = ErrorOf([&] {
     if (!file) return;
     file->Replace();
-    RemoveOldShards(path, save);
+    shards.RemoveOthers();
   });
   detail::AgreeOnErrors("save_checkpoint", error, state);
 }

@@ -22,11 +22,11 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
+#include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
-#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -272,12 +272,6 @@ void WriteModels(const CheckpointParts& parts, OutputArchive& archive) {
   archive.write("model_buffers", c10::IValue(buffers));
 }
 
-// Null if each rank has all of its state.
-GradientSynchronizer* ShardedOf(torch::optim::Optimizer& optimizer) {
-  auto* const synchronizer = dynamic_cast<GradientSynchronizer*>(&optimizer);
-  return synchronizer != nullptr && synchronizer->has_sharded_state() ? synchronizer : nullptr;
-}
-
 void WriteOptimizers(const CheckpointParts& parts, OutputArchive& archive) {
   Names names;
   Dict<Names> descriptions;
@@ -386,32 +380,6 @@ void WriteParts(int ranks, const CheckpointParts& parts,
   WriteSmallParts(parts, generator_states, archive);
 }
 
-bool HasShards(const CheckpointParts& parts) {
-  return std::any_of(parts.optimizers.begin(), parts.optimizers.end(),
-                     [](const auto& one) { return ShardedOf(*one.part) != nullptr; });
-}
-
-void WriteShards(const CheckpointParts& parts, OutputArchive& archive) {
-  OutputArchive all(archive.compilation_unit());
-  for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {
-    GradientSynchronizer* const sharded = ShardedOf(*parts.optimizers[i].part);
-    // Other sets have the same parameters in shards of their own.
-    if (sharded == nullptr || sharded->process_set().ranks().front() != 0) continue;
-    OutputArchive one(archive.compilation_unit());
-    sharded->save_shards(one);
-    all.write(std::to_string(i), one);
-  }
-  archive.write("optimizers", all);
-}
-
-std::vector<std::string> ShardsOf(InputArchive& archive) {
-  c10::IValue names;
-  std::vector<std::string> shards;
-  if (!archive.try_read("shards", names)) return shards;
-  for (const c10::IValue& name : names.toListRef()) shards.push_back(name.toStringRef());
-  return shards;
-}
-
 LoadedParts::LoadedParts(const CheckpointParts& parts, const Reader& reader)
     : parts_(parts), reader_(reader) {}
 
@@ -471,7 +439,7 @@ void LoadedParts::ReadOptimizers(InputArchive& archive, const ReadShards& read_s
   const auto names = Read<Names>(archive, "optimizer_names");
   const auto descriptions = Read<Dict<Names>>(archive, "optimizer_parameters");
   InputArchive all = ReadNested(archive, "optimizers", "optimizers");
-  const std::vector<std::string> files = ShardsOf(archive);
+  const std::vector<std::string> files = NamesOfShards(archive);
   std::vector<std::pair<std::string, std::unique_ptr<ShardsOfAllRanks>>> in_shards;
   for (const auto& [name, optimizer] : parts_.optimizers) {
     const std::string key = IndexOf(names, name, "optimizer");

@@ -38,13 +38,6 @@ void WriteParts(int ranks, const CheckpointParts& parts,
                 const std::vector<at::Tensor>& generator_states,
                 const std::vector<std::string>& shards, torch::serialize::OutputArchive& archive);
 
-// Whether an optimizer has sharded state, which is the same on all ranks.
-bool HasShards(const CheckpointParts& parts);
-// This rank's shards, of the optimizers that rank 0 has as well.
-void WriteShards(const CheckpointParts& parts, torch::serialize::OutputArchive& archive);
-// The names of the files of shards that an archive tells of; none where no state is in shards.
-std::vector<std::string> ShardsOf(torch::serialize::InputArchive& archive);
-
 // One rank's parts on their way to what an archive says. Everything is read and checked beside the
 // parts, and only Apply() puts it into them. The exceptions are optimizers and objects, which
 // nobody but their own load() can read: what they were is kept, and is given back by the destructor

@@ -66,13 +66,14 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
   return {};
 }
 
-bool GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
-  if (!members_.Scan(optimizer)) return false;
+void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
+  if (!members_.Scan(optimizer)) return;
+  // The backward() of this step has not averaged what was added behind zero_grad().
+  if (members_.has_new()) synchronized_ = false;
   buckets_.Renew();
-  if (!rule_->at_backward) return members_.has_new();
+  if (!rule_->at_backward) return;
   NoteAverages();
   for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());
-  return members_.has_new();
 }
 
 void GradientReducer::Impl::TakeAll() {
@@ -108,8 +109,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                      "backward() in it only",
                      *set_.session);
   }
-  // The backward() of this step has not averaged what was added behind zero_grad().
-  if (Scan(optimizer)) synchronized_ = false;
+  Scan(optimizer);
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
     if (rule_->at_backward && !unheard_) members_.round() = kRoundInStep;
@@ -198,12 +198,6 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
     self->SynchronizeUnlessDone();
     return self->AverageLoss(loss);
   };
-}
-
-void GradientReducer::Impl::ScanAndSynchronize(const torch::optim::Optimizer& optimizer) {
-  // The backward() of this step has not averaged what was added behind zero_grad().
-  if (Scan(optimizer)) synchronized_ = false;
-  SynchronizeUnlessDone();
 }
 
 void GradientReducer::Impl::BeginStep() {
@@ -357,7 +351,8 @@ void GradientReducer::SkipStep() {
 void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
   impl().CheckSession();
   if (!impl_->active()) return;
-  impl_->ScanAndSynchronize(optimizer);
+  impl_->Scan(optimizer);
+  impl_->SynchronizeUnlessDone();
 }
 
 void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {

@@ -38,8 +38,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
   // These two do what the members' functions of the same names do, and make this one an owner of the
   // gradients.
-  // Scan returns true if some parameters are new.
-  bool Scan(const torch::optim::Optimizer& optimizer);
+  void Scan(const torch::optim::Optimizer& optimizer);
   void TakeAll();
 
   void CheckSession() const;
@@ -49,7 +48,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void BeginStep();
   void AfterStep();
   void SynchronizeUnlessDone();
-  void ScanAndSynchronize(const torch::optim::Optimizer& optimizer);
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward(bool training);
   void BeginBackward();

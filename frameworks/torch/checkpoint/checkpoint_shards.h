@@ -1,0 +1,47 @@
+// The files beside a checkpoint in which each rank saves the state of its shards. Of one rank;
+// nothing here is collective.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sirtaki/checkpoint.h"
+#include "sirtaki/detail/gradient_reducer.h"
+
+namespace sirtaki::detail {
+
+// Returns the optimizer if it has sharded state, which is the same on all ranks, else null.
+GradientSynchronizer* ShardedOf(torch::optim::Optimizer& optimizer);
+bool HasShards(const CheckpointParts& parts);
+
+// Makes a number for a save that no other save has.
+std::string MakeNumberOfSave();
+
+// The files of a save have its number in their names, so that those of the save before stay until
+// the new checkpoint has taken the place of the old one. What throws throws std::runtime_error,
+// whose text names the file.
+class ShardFiles {
+ public:
+  // `path`: of the checkpoint. `save`: empty: there are no files.
+  ShardFiles(std::string path, std::string save, int ranks);
+
+  const std::vector<std::string>& names() const { return names_; }  // by rank
+  // Writes the shards of this rank, of the optimizers that rank 0 has as well.
+  void Write(int rank, const CheckpointParts& parts) const;
+  void Remove(int rank) const;  // does not throw
+  void RemoveOthers() const;    // those of other saves; logs what it cannot
+
+ private:
+  const std::string path_;
+  const std::string save_;
+  std::vector<std::string> names_;
+};
+
+// The names of the files that a checkpoint tells of; none where no state is in shards.
+std::vector<std::string> NamesOfShards(torch::serialize::InputArchive& archive);
+// Reads one of them. `path`: of the checkpoint. Throws std::runtime_error if it is missing, damaged
+// or of another save.
+void ReadShardFile(const std::string& path, const std::string& name,
+                   torch::serialize::InputArchive* archive);
+
+}  // namespace sirtaki::detail
