@@ -6,7 +6,10 @@
 //   ours              DistributedOptimizer
 //   in-step           the same, with average_at(Average::Step)
 //   adam              ours with Adam in place of SGD
-//   adam-sharded      the same, with Shard::OptimizerState
+//   adam-fused        the same, with the option fused
+//   adam-sharded      adam with Shard::OptimizerState
+//   adam-gradients    adam with Shard::Gradients
+//   adam-sharded-fused, adam-gradients-fused  both
 //   no-communication  the ranks side by side, with the same allocator; on one rank: one rank alone
 //   loop              plain LibTorch; one MPI_Allreduce per parameter after backward
 //   plain             plain LibTorch; nothing of Sirtaki or MPI is started
@@ -18,7 +21,6 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -98,11 +100,15 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});
   }
-  if (variant == "adam" || variant == "adam-sharded") {
+  if (variant.rfind("adam", 0) == 0) {
     torch::optim::Adam adam(trainer.model()->parameters(), torch::optim::AdamOptions(1e-4));
-    const Shard shard = variant == "adam" ? Shard::None : Shard::OptimizerState;
+    const auto has = [&](const char* word) { return variant.find(word) != std::string::npos; };
     auto optimizer = DistributedOptimizer(std::move(adam), trainer.model()->named_parameters(),
-                                          DistributedOptimizerOptions().shard(shard));
+                                          DistributedOptimizerOptions()
+                                              .shard(has("gradients") ? Shard::Gradients
+                                                     : has("sharded") ? Shard::OptimizerState
+                                                                      : Shard::None)
+                                              .fused(has("fused")));
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});
   }
@@ -137,9 +143,9 @@ int Main(int argc, char** argv) {
   work.batch = std::stoll(Flag(argc, argv, "batch", "8"));
   work.steps = std::stoi(Flag(argc, argv, "steps", "10"));
   int ranks = 1;
-  const std::vector<std::string> with_init = {"ours", "in-step", "adam", "adam-sharded",
-                                              "no-communication"};
-  if (std::find(with_init.begin(), with_init.end(), variant) != with_init.end()) {
+  const bool with_init = variant.rfind("adam", 0) == 0 || variant == "ours" ||
+                         variant == "in-step" || variant == "no-communication";
+  if (with_init) {
     init();
     ranks = size();
   } else if (variant == "loop") {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/types.h"
+#include "core/engine/work.h"
 #include "fusion/convert.h"
 
 namespace sirtaki::fusion {
@@ -24,6 +25,7 @@ struct Piece {
   const void* input = nullptr;  // null: gives nothing, or the identity
   void* output = nullptr;  // null: the result is dropped. Equal to `input`, or disjoint from it
   std::int64_t count = 0;  // elements, the same on all ranks
+  core::KeptPart* kept = nullptr;  // null: the whole result is needed
 };
 
 // What one operation moves.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -108,6 +109,15 @@ class HandleState {
 
 using HandlePtr = std::shared_ptr<HandleState>;
 
+// The part of an all-reduce's result that is all of it that a rank needs. Whoever reduces may bring it
+// to `memory` and leave the output as it is, or write the output as if nothing were kept.
+struct KeptPart {
+  std::int64_t begin = 0;  // bytes of the output
+  std::int64_t bytes = 0;
+  void* memory = nullptr;
+  bool is_there = false;  // set by whoever has brought it there
+};
+
 struct Work;
 using WorkPtr = std::shared_ptr<Work>;
 
@@ -124,7 +134,8 @@ struct Work {
   // All-gather of equal shapes: as many of them as the set has members. Reduce-scatter: this
   // rank's rows. Receive: the size of the signature's shape.
   void* output = nullptr;
-  std::int64_t rows = 0;  // this rank's first dimension, where that may differ by rank
+  std::optional<KeptPart> kept;  // of an all-reduce; no value: this rank needs the whole output
+  std::int64_t rows = 0;         // this rank's first dimension, where that may differ by rank
   // All-to-all, and scatter at its root: the rows for each member, `rows` together. Empty: equal
   // parts (all-to-all: `rows` is a multiple of the set's size; scatter: the remainder goes to the
   // first members, as in RowsOf).

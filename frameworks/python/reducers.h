@@ -6,6 +6,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   bool is_sharded() const override { return reducer_->is_sharded(); }
   bool has_sharded_state() const override { return reducer_->has_sharded_state(); }
   void set_sharded_state(bool sharded) override { reducer_->set_sharded_state(sharded); }
+  std::optional<std::vector<at::Tensor>> gradient_shards() const override {
+    return reducer_->gradient_shards();
+  }
   void save_shards(torch::serialize::OutputArchive& archive) override;  // throws: state is Python's
 
  private:

@@ -85,7 +85,8 @@ class AllReducer {
   }
   // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
   // of the members, scaled and rounded once; the same bits on all members. What no member gives is
-  // not defined in the outputs. Precondition: ReducesSegments.
+  // not defined in the outputs. What a member keeps may be brought there alone (core::KeptPart).
+  // Precondition: ReducesSegments.
   virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
                                                         std::span<const Segment> segments,
                                                         const SegmentReduction& how);

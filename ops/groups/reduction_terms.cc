@@ -31,9 +31,11 @@ std::vector<fusion::Piece> ReducedPieces(const GroupTask& task) {
   std::vector<fusion::Piece> pieces;
   pieces.reserve(task.items.size());
   for (const GroupItem& item : task.items) {
-    pieces.push_back({.input = ReducedInput(item),
-                      .output = keeps && item.work != nullptr ? item.work->output : nullptr,
-                      .count = item.signature->ElementCount() * of_each});
+    pieces.push_back(
+        {.input = ReducedInput(item),
+         .output = keeps && item.work != nullptr ? item.work->output : nullptr,
+         .count = item.signature->ElementCount() * of_each,
+         .kept = item.work != nullptr && item.work->kept ? &*item.work->kept : nullptr});
   }
   return pieces;
 }

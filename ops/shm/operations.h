@@ -62,5 +62,7 @@ inline constexpr std::int64_t kUnwatchedBytes = std::int64_t{1} << 20;
 // How memory that lies where it cannot be seen, and memory that is none, are told to the others.
 inline constexpr std::int64_t kPrivate = -1;
 inline constexpr std::int64_t kNothing = -2;
+// How a member says that it brings what it keeps of a result to its own memory itself.
+inline constexpr std::int64_t kKept = -3;
 
 }  // namespace sirtaki::ops::shm

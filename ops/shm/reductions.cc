@@ -51,7 +51,8 @@ class Round {
   }
   void Tell(std::byte* to) const {
     for (const Segment& segment : segments_) {
-      const Place place{PlaceOf(segment.input), PlaceOf(segment.output)};
+      const Place place{PlaceOf(segment.input),
+                        segment.kept != nullptr ? kKept : PlaceOf(segment.output)};
       std::memcpy(to, &place, sizeof(place));
       to += sizeof(place);
     }
@@ -62,18 +63,23 @@ class Round {
 
   // ---- which go which way ----
   // Those that all members see are reduced where they lie; what nobody gives or takes is left out.
+  // Of those of which every member keeps a part, each brings its own.
   void Sort() {
     for (std::size_t s = 0; s < segments_.size(); ++s) {
       bool seen = true;
       bool given = false;
       bool taken = false;
+      bool kept = false;
       for (std::size_t m = 0; m < members_; ++m) {
         const Place& place = PlaceAt(m, s);
         seen = seen && Seen(place.input) && Seen(place.output);
         given = given || place.input != kNothing;
-        taken = taken || place.output != kNothing;
+        taken = taken || (place.output != kNothing && place.output != kKept);
+        kept = kept || place.output == kKept;
       }
-      if (given && taken) (seen ? direct_ : staged_).Add(s, segments_[s].count);
+      if (!given || !(taken || kept)) continue;
+      Row& row = !seen || (taken && kept) ? staged_ : kept ? kept_ : direct_;
+      row.Add(s, segments_[s].count);
     }
   }
   void StageAll() {
@@ -81,10 +87,12 @@ class Round {
     header_ =
         (static_cast<std::int64_t>(segments_.size()) + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
-  bool any_direct() const { return direct_.count() > 0; }
+  bool any_direct() const { return direct_.count() > 0 || kept_.count() > 0; }
 
   // This member's part of what is reduced where it lies. False: stopped.
   bool ReduceDirect() const;
+  // What this member keeps. False: stopped.
+  bool ReduceKept() const;
 
   // ---- what is staged, piece by piece ----
   // A frame brings a piece, and what its member has added up of the piece kBehind frames before: each
@@ -179,6 +187,8 @@ class Round {
   std::int64_t PlaceOf(const void* memory) const {
     return memory == nullptr ? kNothing : channel_.OffsetOf(memory);
   }
+  bool ReduceSeen(std::size_t segment, std::int64_t offset, std::int64_t count,
+                  std::byte* kept) const;
   const Place& PlaceAt(std::size_t member, std::size_t segment) const {
     return places_[member * segments_.size() + segment];
   }
@@ -190,6 +200,7 @@ class Round {
   const std::size_t members_;
   std::vector<Place> places_;  // of each member, all segments
   Row direct_;
+  Row kept_;
   Row staged_;
   std::int64_t header_ = 0;  // bytes of the first frame that say whether a member gives
   std::int64_t piece_ = 0;   // elements
@@ -202,31 +213,51 @@ class Round {
 bool Round::ReduceDirect() const {
   const std::int64_t begin = direct_.Cut(channel_.self(), channel_.size(), element_);
   const std::int64_t end = direct_.Cut(channel_.self() + 1, channel_.size(), element_);
+  bool going_on = true;
+  direct_.ForEach(begin, end, [&](std::size_t s, std::int64_t offset, std::int64_t count) {
+    going_on = going_on && ReduceSeen(s, offset, count, nullptr);
+  });
+  return going_on;
+}
+
+bool Round::ReduceKept() const {
+  bool going_on = true;
+  kept_.ForEach(0, kept_.count(), [&](std::size_t s, std::int64_t, std::int64_t) {
+    core::KeptPart* const kept = segments_[s].kept;
+    if (!going_on || kept == nullptr) return;  // null: this rank has joined
+    going_on = ReduceSeen(s, kept->begin / element_, kept->bytes / element_,
+                          static_cast<std::byte*>(kept->memory));
+    kept->is_there = going_on;
+  });
+  return going_on;
+}
+
+// Reduces some elements of a segment that all members see. `kept`: where they are brought to; null:
+// to the outputs of all.
+bool Round::ReduceSeen(std::size_t segment, std::int64_t offset, std::int64_t count,
+                       std::byte* kept) const {
   const std::int64_t step = kUnwatchedBytes / element_;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  bool going_on = true;
-  direct_.ForEach(begin, end, [&](std::size_t s, std::int64_t offset, std::int64_t count) {
-    for (std::int64_t i = offset; i < offset + count; i += step) {
-      going_on = going_on && !channel_.stop().raised();
-      if (!going_on) return;
-      inputs.clear();
-      outputs.clear();
-      for (std::size_t m = 0; m < members_; ++m) {
-        const Place& place = PlaceAt(m, s);
-        const int member = static_cast<int>(m);
-        if (place.input != kNothing) {
-          inputs.push_back(channel_.At(member, place.input) + i * element_);
-        }
-        if (place.output != kNothing) {
-          outputs.push_back(channel_.At(member, place.output) + i * element_);
-        }
+  for (std::int64_t i = 0; i < count; i += step) {
+    if (channel_.stop().raised()) return false;
+    inputs.clear();
+    outputs.clear();
+    for (std::size_t m = 0; m < members_; ++m) {
+      const Place& place = PlaceAt(m, segment);
+      const int member = static_cast<int>(m);
+      if (place.input != kNothing) {
+        inputs.push_back(channel_.At(member, place.input) + (offset + i) * element_);
       }
-      ReduceMembers(how_.op, how_.dtype, inputs, outputs, std::min(step, offset + count - i),
-                    how_.before, how_.after);
+      if (place.output != kNothing && place.output != kKept) {
+        outputs.push_back(channel_.At(member, place.output) + (offset + i) * element_);
+      }
     }
-  });
-  return going_on;
+    if (kept != nullptr) outputs.push_back(kept + i * element_);
+    ReduceMembers(how_.op, how_.dtype, inputs, outputs, std::min(step, count - i), how_.before,
+                  how_.after);
+  }
+  return true;
 }
 
 std::int64_t Round::CutStaged() {
@@ -343,7 +374,7 @@ Steps ReduceSegments(Turn& turn, std::vector<Segment> segments, SegmentReduction
       }
       channel.Release(told);
       round.Sort();
-      if (!round.ReduceDirect()) co_return channel.stop().why();
+      if (!round.ReduceDirect() || !round.ReduceKept()) co_return channel.stop().why();
       in_use = round.any_direct();
     } else {
       round.StageAll();

@@ -6,6 +6,7 @@
 #include <torch/ordered_dict.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -93,6 +94,11 @@ namespace sirtaki {
 //   - A step that throws on one rank throws on all, and leaves the ranks with different parameters:
 //     broadcast_parameters() makes them equal again.
 //
+// With Shard::Gradients .grad is undefined when gradients are averaged: each rank has its shard of
+// them, which clip_grad_norm_ and GradScaler know of, and LibTorch's own clipping does not. A step
+// uses the average up, and zero_grad() and skip_step() let it go; another average before that throws
+// InvalidArgument on all ranks. A parameter belongs to one optimizer.
+//
 // With a process set only its ranks make the optimizer, others throw InvalidArgument, and "all
 // ranks" below and above are those of the set. Roots stay ranks of the job. Parameters of one model
 // may be split over optimizers of several sets; one parameter belongs to one set.
@@ -177,6 +183,9 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   ProcessSet process_set() const override { return reducer_.process_set(); }
   bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
   bool is_sharded() const override { return reducer_.is_sharded(); }
+  std::optional<std::vector<at::Tensor>> gradient_shards() const override {
+    return reducer_.gradient_shards();
+  }
   bool has_sharded_state() const override { return reducer_.has_sharded_state(); }
   void set_sharded_state(bool sharded) override { reducer_.set_sharded_state(sharded); }
   void save_shards(torch::serialize::OutputArchive& archive) override {

@@ -26,6 +26,10 @@ enum class Shard : std::uint8_t {
   // of that shard, and gets the others' results from them. Adam's state then takes 8/n bytes for
   // each float32 parameter on n ranks in place of 8, and a step an n-th of the arithmetic.
   OptimizerState,
+  // The same, and the gradients: when a gradient was averaged each rank keeps its shard of it, and
+  // `.grad` is undefined from the end of backward() on. Its memory serves the next gradients of the
+  // same backward(). A step uses the shards up, and so does zero_grad().
+  Gradients,
 };
 
 // Shards are cut in one of these ways.
@@ -76,6 +80,11 @@ struct DistributedOptimizerOptions {
   // See DistributedOptimizer; without effect on one rank.
   TORCH_ARG(Shard, shard) = Shard::None;
   TORCH_ARG(ShardBy, shard_by) = ShardBy::Auto;
+  // step() calls LibTorch's fused operator in place of Base::step(), with one rank too: it goes over
+  // memory once, and rounds otherwise than Base does in last bits. The state stays Base's, so the
+  // option may change between runs. For Adagrad, Adam, AdamW and SGD of LibTorch; any other class,
+  // sparse gradients and parameters that do not lie dense in memory throw InvalidArgument.
+  TORCH_ARG(bool, fused) = false;
 };
 
 }  // namespace sirtaki

@@ -69,9 +69,18 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   if (synchronizer != nullptr) synchronizer->synchronize();
 
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> gradients = GradientsOf(optimizer);
-  if (gradients.empty()) return 0;
-  const at::Tensor total = NormOf(gradients, norm_type);
+  std::vector<at::Tensor> gradients = GradientsOf(optimizer);
+  const bool of_shards = synchronizer != nullptr && synchronizer->gradient_shards().has_value();
+  if (of_shards) {
+    if (!(norm_type > 0)) {
+      ThrowInvalid("norm_type is " + std::to_string(norm_type) +
+                   "; with Shard::Gradients it has to be above 0");
+    }
+    gradients = *synchronizer->gradient_shards();
+  }
+  if (gradients.empty() && !of_shards) return 0;
+  const at::Tensor total =
+      gradients.empty() ? at::full({}, 0.0, at::kDouble) : NormOf(gradients, norm_type);
   double norm = total.item<double>();
   if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
@@ -81,7 +90,8 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
         allgather(at::full({1}, norm, at::kDouble), AllgatherOptions()
                                                         .name("sirtaki/clip_grad_norm_")
                                                         .process_set(synchronizer->process_set()));
-    norm = norms.const_data_ptr<double>()[0];
+    norm = of_shards ? at::linalg_vector_norm(norms, norm_type).item<double>()
+                     : norms.const_data_ptr<double>()[0];
   }
   // It has waited for a GPU, where what was averaged may have failed since.
   if (synchronizer != nullptr && total.is_cuda()) {

@@ -131,10 +131,10 @@ void Await(const Order& order, const SessionSet& set) {
 }  // namespace
 
 ArenaOrders::ArenaOrders(const SessionSet& set, std::uint64_t number,
-                         const std::vector<Gradients>& buckets)
+                         const std::vector<Gradients>& buckets, bool wanted)
     : set_(set), buckets_(buckets.size()) {
   const core::Config& config = set.session->session().config();
-  if (config.gradient_arena == core::GradientArenaMode::kOff) return;
+  if (!wanted || config.gradient_arena == core::GradientArenaMode::kOff) return;
   std::map<std::uint32_t, Order> of_slot;
   for (std::size_t b = 0; b < buckets.size(); ++b) {
     const core::Signature signature = buckets[b].front()->ExpectedSignature();

@@ -58,8 +58,10 @@ class ArenaOrders {
   using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
   struct Order;
 
-  // Submits. Collective; `number` is that of the layout. Throws what a submission throws.
-  ArenaOrders(const SessionSet& set, std::uint64_t number, const std::vector<Gradients>& buckets);
+  // Submits, unless there are to be no arenas. Collective; `number` is that of the layout. Throws
+  // what a submission throws.
+  ArenaOrders(const SessionSet& set, std::uint64_t number, const std::vector<Gradients>& buckets,
+              bool wanted);
   ~ArenaOrders();
   ArenaOrders(const ArenaOrders&) = delete;
   ArenaOrders& operator=(const ArenaOrders&) = delete;

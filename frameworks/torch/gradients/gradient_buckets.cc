@@ -94,6 +94,7 @@ core::Work& BucketPart::Renew(bool for_gpu) {
     work->request.invalid.clear();
     work->request.absent.clear();
     work->handle.reset();
+    work->kept.reset();
     memory() = {};
     return *work;
   }
@@ -231,7 +232,8 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
       of_buckets[b].push_back(members[order[position].second]);
     }
   }
-  orders_ = std::make_unique<ArenaOrders>(set_, arena_number(), of_buckets);
+  // An arena would keep the memory that shards are to give back.
+  orders_ = std::make_unique<ArenaOrders>(set_, arena_number(), of_buckets, !rule_->keeps_shards);
   laid_ = std::move(of_buckets);
 }
 

@@ -34,6 +34,8 @@ struct GradientMemory {
   // Where it is reduced: `.grad` itself, or a flat copy, or zeros, or its place in an arena or a
   // hook's buffer.
   at::Tensor result;
+  // This rank's shard, with Shard::Gradients, if the work has brought it there.
+  at::Tensor shard;
 };
 
 struct Bucket;

@@ -8,6 +8,7 @@
 #include "core/protocol/wire.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -43,9 +44,13 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   if (options.check_parameters_every() > 0) {
     of.habits = ", checked every " + std::to_string(options.check_parameters_every()) + " steps";
   }
-  if (options.shard() == Shard::None) return of;
-  of.sharded = true;
+  of.sharded = options.shard() != Shard::None;
   if (optimizer == nullptr || !of.invalid.empty()) return of;
+  if (options.fused()) {
+    of.habits += ", by fused steps";
+    of.invalid = WhyNotFused(*optimizer);
+  }
+  if (!of.sharded || !of.invalid.empty()) return of;
   of.invalid = WhyNotSharded(*optimizer);
   ShardBy by = options.shard_by();
   if (by == ShardBy::Auto) by = ChooseShardBy(*optimizer);

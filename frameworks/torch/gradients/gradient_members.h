@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "frameworks/torch/gradients/gradient_rule.h"
@@ -64,6 +66,13 @@ class GradientMembers {
   // A rank that had joined before one of the gradients was averaged that this step has; -1: none.
   int joined() const { return counts_->joined; }
   void ForgetJoined() { counts_->joined = -1; }
+  // From now on this keeps the averages of the gradients that this optimizer has made.
+  void KeepIn(std::shared_ptr<OptimizerShards> shards) { counts_->shards = std::move(shards); }
+  // No bucket is under way any more.
+  void ForgetLaunched() {
+    const std::lock_guard<std::mutex> lock(counts_->launched_mutex);
+    counts_->launched.clear();
+  }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 

@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
 #include "frameworks/torch/gradients/step_deltas.h"
@@ -41,10 +42,13 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
       buckets_(set_, number_, members_.prefix(), rule_),
       check_every_(options.check_parameters_every()) {
   if (rule_->at_backward) members_.round() = 1;
+  if (options.fused() && optimizer != nullptr) fused_step_ = FusedStepOf(*optimizer);
   if (options.shard() != Shard::None && optimizer != nullptr && set_.size() > 1) {
     const bool automatic = options.shard_by() == ShardBy::Auto;
-    shards_.emplace(set_, members_.what(),
-                    automatic ? ChooseShardBy(*optimizer) : options.shard_by());
+    shards_ = std::make_shared<OptimizerShards>(
+        set_, members_.what(), automatic ? ChooseShardBy(*optimizer) : options.shard_by(),
+        rule_->keeps_shards);
+    if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
@@ -68,12 +72,22 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
   if (!members_.Scan(optimizer)) return;
+  if (rule_->keeps_shards) CutParameters(optimizer);
   // The backward() of this step has not averaged what was added behind zero_grad().
   if (members_.has_new()) synchronized_ = false;
   buckets_.Renew();
   if (!rule_->at_backward) return;
   NoteAverages();
   for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());
+}
+
+// The ranks have agreed on how the parameters lie in memory: what throws here throws on all.
+void GradientReducer::Impl::CutParameters(const torch::optim::Optimizer& optimizer) {
+  try {
+    shards_->CutParameters(optimizer);
+  } catch (const std::invalid_argument& error) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error.what()));
+  }
 }
 
 void GradientReducer::Impl::TakeAll() {
@@ -140,6 +154,23 @@ void GradientReducer::Impl::MakeDense() const {
     at::Tensor& gradient = member->parameter().mutable_grad();
     if (gradient.defined() && gradient.is_sparse()) gradient = gradient.to_dense();
   }
+}
+
+BaseStep GradientReducer::Impl::FusedStepFor(torch::optim::Optimizer& optimizer) const {
+  if (fused_step_ == nullptr) return nullptr;
+  return [fused_step = fused_step_, &optimizer](const LossClosure& closure) {
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode enable_grad(true);
+      loss = closure();
+    }
+    try {
+      fused_step(optimizer);
+    } catch (const std::invalid_argument& error) {
+      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error.what()));
+    }
+    return loss;
+  };
 }
 
 at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseStep& base_step) {
@@ -209,6 +240,7 @@ void GradientReducer::Impl::BeginStep() {
 void GradientReducer::Impl::AfterStep() {
   synchronized_ = false;
   members_.ForgetJoined();
+  if (rule_->keeps_shards) shards_->DropGradients();
   timed_ = false;
   BeginCount();
 }
@@ -338,8 +370,10 @@ at::Tensor GradientReducer::Step(torch::optim::Optimizer& optimizer, LossClosure
                                  const BaseStep& base_step) {
   impl().CheckSession();
   impl_->BeginStep();
-  at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), base_step)
-                                    : base_step(std::move(closure));
+  const BaseStep fused_step = impl_->FusedStepFor(optimizer);
+  const BaseStep& make_step = fused_step ? fused_step : base_step;
+  at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), make_step)
+                                    : make_step(std::move(closure));
   impl_->steps().EndStep();
   return loss;
 }
@@ -372,7 +406,12 @@ std::shared_ptr<SessionState> GradientReducer::session() const { return impl().s
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
 bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
-bool GradientReducer::is_sharded() const { return impl().shards().has_value(); }
+bool GradientReducer::is_sharded() const { return impl().shards() != nullptr; }
+
+std::optional<std::vector<at::Tensor>> GradientReducer::gradient_shards() const {
+  if (!impl().shards() || !impl_->shards()->of_gradients()) return std::nullopt;
+  return impl_->shards()->Gradients();
+}
 
 bool GradientReducer::has_sharded_state() const {
   return impl().shards() && impl_->shards()->is_cut();

@@ -139,7 +139,8 @@ void GradientReducer::Impl::EndAverage() {
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
   // Averages are noted when all are in their places, since some may share their memory.
-  for (const GradientPtr& member : members_.all()) member->NoteDelivered();
+  for (const GradientPtr& member : members_.all()) Attempt([&] { member->NoteDelivered(); });
+  if (rule_->keeps_shards) members_.ForgetLaunched();
   passes_ = 0;
   waits_.reset();
   // The others know now, or have made no step either.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_members.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
@@ -45,6 +46,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
   at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
+  // What makes the step in the place of the optimizer's own; null without the option fused.
+  BaseStep FusedStepFor(torch::optim::Optimizer& optimizer) const;
   void BeginStep();
   void AfterStep();
   void SynchronizeUnlessDone();
@@ -55,7 +58,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   Scope SkipSynchronize();
   bool is_reducing() const { return members_.FirstReported() != nullptr; }
   bool has_local_gradients() const { return active() && rule_->of_steps(); }
-  std::optional<OptimizerShards>& shards() { return shards_; }
+  const std::shared_ptr<OptimizerShards>& shards() const { return shards_; }
   const SessionSet& set() const { return set_; }
   core::trace::StepClock& steps() const { return set_.session->session().observation().steps(); }
   const std::string& prefix() const { return members_.prefix(); }
@@ -71,6 +74,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
  private:
   std::string WhyNotTuned() const;
+  void CutParameters(const torch::optim::Optimizer& optimizer);
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
   void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
@@ -103,8 +107,9 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   const int number_;  // of the optimizer in its set
   GradientMembers members_;
   GradientBuckets buckets_;
-  std::optional<OptimizerShards> shards_;  // of the option shard, with more than one rank
-  std::optional<StepTuner> tuner_;         // of the option autotune, with one optimizer
+  FusedStep fused_step_ = nullptr;           // of the option fused
+  std::shared_ptr<OptimizerShards> shards_;  // of the option shard, with more than one rank
+  std::optional<StepTuner> tuner_;           // of the option autotune, with one optimizer
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never

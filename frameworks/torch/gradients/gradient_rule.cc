@@ -30,9 +30,12 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_modul
   } else if (of_module && options.average_at() != Average::Backward) {
     why << "average_at is Step, and a module does not know of steps: use DistributedOptimizer";
   } else if (options.shard() != Shard::None && (of_module || is_adasum)) {
-    why << "shard is OptimizerState, and "
+    why << "shard is set, and "
         << (of_module ? "a module has no optimizer: use DistributedOptimizer"
                       : "op Adasum combines what steps of whole parameters have changed");
+  } else if (options.fused() && of_module) {
+    why << "fused says how steps are made, and a module does not know of steps: use "
+           "DistributedOptimizer";
   } else if (options.check_parameters_every() < 0) {
     why << "check_parameters_every is " << options.check_parameters_every()
         << "; it has to be a number of steps, or 0 for never";
@@ -58,12 +61,14 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module
   rule.sparse_as_dense = options.sparse_as_dense();
   rule.alone = ranks == 1 && rule.at_backward && !rule.sparse_as_dense;
   if (ranks > 1) rule.hook = options.hook();
+  rule.keeps_shards = ranks > 1 && options.shard() == Shard::Gradients;
   return rule;
 }
 
 bool CanShare(const GradientRule& a, const GradientRule& b) {
   const bool is_average = a.reduction == core::ReduceOp::kAverage;
-  return is_average && !a.hook && !b.hook && !a.of_module && ToText(a) == ToText(b);
+  return is_average && !a.hook && !b.hook && !a.of_module && !a.keeps_shards &&
+         ToText(a) == ToText(b);
 }
 
 std::string ToText(const GradientRule& rule) {
@@ -78,6 +83,7 @@ std::string ToText(const GradientRule& rule) {
   }
   if (rule.passes != 1) text << ", " << rule.passes << " backward passes";
   if (rule.sparse_as_dense) text << ", sparse as dense";
+  if (rule.keeps_shards) text << ", kept in shards";
   if (rule.of_module) text << ", after backward";
   if (!rule.at_backward && !rule.of_steps()) text << ", in step()";
   if (rule.hook) text << ", by a hook";

@@ -22,7 +22,8 @@ struct GradientRule {
   bool at_backward = false;  // averaged when backward() returns, not in step()
   bool alone = false;        // one rank: nothing is reduced, what can be wrong is checked
   bool sparse_as_dense = false;
-  CommunicationHook hook;  // empty: the library reduces
+  bool keeps_shards = false;  // of the averages, by Shard::Gradients
+  CommunicationHook hook;     // empty: the library reduces
 
   // What steps have changed is combined; gradients stay where they are.
   bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }

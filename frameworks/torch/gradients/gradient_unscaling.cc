@@ -10,8 +10,11 @@
 #include <c10/util/Exception.h>
 
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
+
+#include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -42,6 +45,13 @@ GradientLists GradientsOf(torch::optim::Optimizer& optimizer) {
         gradient = gradient.values();
       }
       lists[gradient.device()][gradient.scalar_type()].push_back(std::move(gradient));
+    }
+  }
+  const auto* const synchronizer = dynamic_cast<const GradientSynchronizer*>(&optimizer);
+  if (synchronizer == nullptr) return lists;
+  if (std::optional<Tensors> shards = synchronizer->gradient_shards()) {
+    for (at::Tensor& shard : *shards) {
+      lists[shard.device()][shard.scalar_type()].push_back(std::move(shard));
     }
   }
   return lists;

@@ -84,10 +84,11 @@ std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_
   return cuts;
 }
 
-OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by)
+OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients)
     : set_(std::move(set)),
       what_(std::move(what)),
       by_(by),
+      of_gradients_(of_gradients),
       elements_(static_cast<std::size_t>(set_.size())) {}
 
 OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
@@ -156,15 +157,24 @@ OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, std::vector<S
       if (shards.mine.defined()) of_group.push_back(shards.mine);
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       all.push_back(&shards);
-      if (parameter.grad().defined()) stepped->push_back(&shards);
+      if (shards.has_gradient && parameter.grad().defined()) {
+        throw std::invalid_argument("a parameter of " + TypeAndShape(parameter) +
+                                    " has got a .grad since its gradient was averaged, and its "
+                                    "shard is kept elsewhere with Shard::Gradients");
+      }
+      if (shards.has_gradient || parameter.grad().defined()) stepped->push_back(&shards);
     }
   }
   is_cut_ = true;  // from here on, whatever is cut when something throws
   for (const Shards* const shards : all) TakeState(optimizer, *shards);
   for (Shards* const shards : *stepped) {
-    if (!shards->mine.defined() || shards->mine.is_same(shards->parameter)) continue;
-    shards->mine.mutable_grad() = FlatLike(shards->parameter, shards->parameter.grad())
-                                      .narrow(0, shards->cuts[self()], shards->mine.numel());
+    if (!shards->mine.defined()) continue;
+    if (shards->has_gradient) {
+      shards->mine.mutable_grad() = shards->gradient;
+    } else if (!shards->mine.is_same(shards->parameter)) {
+      shards->mine.mutable_grad() = FlatLike(shards->parameter, shards->parameter.grad())
+                                        .narrow(0, shards->cuts[self()], shards->mine.numel());
+    }
   }
   return groups;
 }
@@ -182,7 +192,8 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
     error = TextOfCurrent();
   }
   for (Shards* const shards : stepped) {
-    if (shards->mine.defined() && !shards->mine.is_same(shards->parameter)) {
+    if (!shards->mine.defined()) continue;
+    if (shards->has_gradient || !shards->mine.is_same(shards->parameter)) {
       shards->mine.mutable_grad().reset();
     }
   }
@@ -296,6 +307,63 @@ std::vector<ShardOfParameter> OptimizerShards::Mine() const {
     if (shards.mine.defined()) mine.push_back({shards.parameter, shards.mine, shards.cuts[self()]});
   }
   return mine;
+}
+
+void OptimizerShards::CutParameters(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) ShardsOf(parameter);
+  }
+}
+
+core::KeptPart OptimizerShards::PartToKeep(const at::Tensor& parameter, void* output,
+                                           at::Tensor* shard) const {
+  const std::vector<std::int64_t>& cuts = shards_.at(parameter.unsafeGetTensorImpl()).cuts;
+  const std::int64_t count = cuts[self() + 1] - cuts[self()];
+  const auto size = static_cast<std::int64_t>(parameter.element_size());
+  core::KeptPart kept{cuts[self()] * size, count * size, output};
+  if (count > 0 && count < parameter.numel()) {
+    *shard = at::empty({count}, parameter.options().requires_grad(false));
+    kept.memory = shard->mutable_data_ptr();
+  }
+  return kept;
+}
+
+void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
+                                   const at::Tensor& shard) {
+  Shards& shards = shards_.at(parameter.unsafeGetTensorImpl());
+  if (shards.has_gradient) {
+    ThrowStatus(core::Status(
+        core::StatusCode::kInvalidArgument,
+        "the gradient of a parameter of " + TypeAndShape(parameter) +
+            " was averaged again before a step has used it, which Shard::Gradients does not allow: "
+            "let the passes add up in no_sync() or by backward_passes_per_step, and call "
+            "zero_grad() of the optimizer, not of the model, where a step is left out"));
+  }
+  shards.has_gradient = true;
+  const std::int64_t count = shards.cuts[self() + 1] - shards.cuts[self()];
+  if (count == parameter.numel()) {
+    shards.gradient = average;
+  } else if (count > 0) {
+    shards.gradient = shard;
+    if (shard.defined()) return;
+    shards.gradient =
+        FlatLike(parameter, average.detach()).narrow(0, shards.cuts[self()], count).clone();
+  }
+}
+
+void OptimizerShards::DropGradients() {
+  for (auto& [key, shards] : shards_) {
+    shards.has_gradient = false;
+    shards.gradient.reset();
+  }
+}
+
+std::vector<at::Tensor> OptimizerShards::Gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const auto& [key, shards] : shards_) {
+    if (shards.gradient.defined()) gradients.push_back(shards.gradient);
+  }
+  return gradients;
 }
 
 }  // namespace sirtaki::detail

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/engine/work.h"
 #include "frameworks/torch/session/session_set.h"
 #include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/optimizer_options.h"
@@ -38,7 +39,8 @@ std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_
 class OptimizerShards {
  public:
   // `what`: "parameters of the optimizer #2"; the name of the gather has it. `by`: not Auto.
-  OptimizerShards(SessionSet set, std::string what, ShardBy by);
+  // `of_gradients`: of Shard::Gradients.
+  OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients);
 
   // Makes a step in which the optimizer has this rank's shards in the place of its parameters, and
   // then gives all ranks the shards of all. The step of a rank that throws is an error on every
@@ -52,12 +54,31 @@ class OptimizerShards {
   void Save(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
   std::vector<ShardOfParameter> Mine() const;
 
+  // ---- the shards of gradients ----
+
+  bool of_gradients() const { return of_gradients_; }
+  // Cuts all parameters in the order of the optimizer, which all ranks have: averages come in any.
+  void CutParameters(const torch::optim::Optimizer& optimizer);
+  // The part of an average, whose memory lies as the parameter's and is at `output`, that this rank
+  // keeps. Where that is no whole parameter, `*shard` gets memory for it.
+  core::KeptPart PartToKeep(const at::Tensor& parameter, void* output, at::Tensor* shard) const;
+  // Keeps this rank's shard of an average, of a parameter that was cut: `shard` if that is defined.
+  // Throws InvalidArgument if there is one that no step has used. This and PartToKeep are called on
+  // autograd's threads too, for different parameters at once.
+  void TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
+                    const at::Tensor& shard);
+  void DropGradients();
+  // What TakeGradient has kept: some of the parameters' elements, in the order of their memory.
+  std::vector<at::Tensor> Gradients() const;
+
  private:
   struct Shards {
     at::Tensor parameter;
     std::vector<std::int64_t> strides;  // as it was cut
     std::vector<std::int64_t> cuts;
-    at::Tensor mine;  // not defined: this rank has none of it
+    at::Tensor mine;            // not defined: this rank has none of it
+    bool has_gradient = false;  // an average was taken,
+    at::Tensor gradient;        // and this is `mine` of it
   };
   using Groups = std::vector<std::vector<at::Tensor>>;
 
@@ -74,6 +95,7 @@ class OptimizerShards {
   const SessionSet set_;
   const std::string what_;
   const ShardBy by_;
+  const bool of_gradients_;
   std::unordered_map<const void*, Shards> shards_;  // by parameter
   std::vector<std::int64_t> elements_;              // by rank
   bool is_cut_ = false;

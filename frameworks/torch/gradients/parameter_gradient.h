@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -37,6 +39,7 @@ constexpr const char* kNoSecondBackward =
     "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
 
 class GpuWaits;
+class OptimizerShards;
 struct Bucket;
 struct BucketPart;
 
@@ -49,6 +52,12 @@ struct GradientCounts {
   // Gradients that another optimizer has as well, or has had.
   std::atomic<int> shared{0};
   std::atomic<int> joined{-1};  // a rank that had joined before an average of this step; -1: none
+  // What keeps the averages; null: `.grad` does.
+  std::shared_ptr<OptimizerShards> shards;
+  // The buckets under way whose averages are to go there, in the order of their submission. Hooks
+  // take them when they are done.
+  std::mutex launched_mutex;
+  std::deque<std::shared_ptr<Bucket>> launched;
 };
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
@@ -132,9 +141,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // which happens in another order on each rank.
   void LaunchAlone();
   // An average is in its place, and those of gradients that share its memory are as well.
-  void NoteDelivered() {
-    if (std::exchange(delivered_, false)) NoteAverage();
-  }
+  void NoteDelivered();
 
  private:
   template <class Base>
@@ -170,6 +177,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void StartDense(std::shared_ptr<BucketPart> part, bool will_wait);
   void StartSparse(bool will_wait);
   void Launch(Bucket& bucket, bool will_wait);
+  void TakeShardsOfDone(const std::shared_ptr<Bucket>& launched);
+  void TakeShardEarly();
+  static at::Tensor BroughtShard(const BucketPart& part);
   void StartAnew();
   std::string Check(const at::Tensor& shaped);
   std::string CheckInBucket(const BucketPart& part, const at::Tensor& shaped);
@@ -202,6 +212,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::uint32_t round = 0;   // which average of its step it is; 0: nobody counts
     std::string refused;       // why it is not averaged; empty: it is
     bool is_put = false;       // a dense one: into its part of a bucket
+    bool is_taken = false;     // into the optimizer's shards, while backward() goes on
     bool captured = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
     std::shared_ptr<Pending> sparse;  // a sparse one,
     std::exception_ptr sparse_error;  // and what it has thrown
@@ -237,6 +248,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::uint64_t averages_ = 0;
   std::optional<Average> average_;
   bool delivered_ = false;             // since it was last noted
+  at::Tensor shard_;                   // of that average, if its work has brought it
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
   bool on_average_ = false;            // `.grad` holds an average, to which passes may have added

@@ -11,6 +11,7 @@
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_form.h"
+#include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -34,6 +35,60 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
   }
 }
 
+void ParameterGradient::NoteDelivered() {
+  if (!std::exchange(delivered_, false)) return;
+  at::Tensor& gradient = what_.parameter.mutable_grad();
+  if (!what_.counts->shards || !gradient.defined() || IsSparse(gradient)) return NoteAverage();
+  what_.counts->shards->TakeGradient(what_.parameter, gradient, std::exchange(shard_, {}));
+  gradient.reset();
+}
+
+// A hook that has submitted a bucket looks which of those before are done, so that memory for no
+// more gradients is taken than are under way. What is not done in its turn the end of the backward()
+// takes, and all that may be an error.
+void ParameterGradient::TakeShardsOfDone(const std::shared_ptr<Bucket>& launched) {
+  std::vector<std::shared_ptr<Bucket>> done;
+  {
+    const std::lock_guard<std::mutex> lock(what_.counts->launched_mutex);
+    std::deque<std::shared_ptr<Bucket>>& all = what_.counts->launched;
+    all.push_back(launched);
+    while (!all.empty()) {
+      const core::HandlePtr handle = all.front()->assembly.handle();
+      if (handle && !handle->done()) break;
+      done.push_back(std::move(all.front()));
+      all.pop_front();
+    }
+  }
+  for (const std::shared_ptr<Bucket>& bucket : done) {
+    for (const BucketPart& part : bucket->parts) {
+      if (const auto gradient = part.gradient.lock()) gradient->TakeShardEarly();
+    }
+  }
+}
+
+// What the work has brought this rank of an average that is kept in shards, if it has.
+at::Tensor ParameterGradient::BroughtShard(const BucketPart& part) {
+  return part.work->kept && part.work->kept->is_there ? part.memory().shard : at::Tensor();
+}
+
+void ParameterGradient::TakeShardEarly() {
+  const core::HandlePtr handle = this->handle();
+  if (!handle || !handle->done() || !handle->status().ok() || AbsentEverywhere()) return;
+  UnderWay& now = *under_way_;
+  const BucketPartPtr part = part_;
+  at::Tensor& gradient = what_.parameter.mutable_grad();
+  const bool is_plain = now.present && !now.shares && now.refused.empty() &&
+                        part->on_gpu() == nullptr && gradient.defined() &&
+                        part->memory().result.is_same(gradient);
+  if (!is_plain || now.is_taken || !gradient.is_same(now.found) || FoundWritten()) return;
+  const at::NoGradGuard no_grad;
+  what_.counts->shards->TakeGradient(what_.parameter, gradient, BroughtShard(*part));
+  now.is_taken = true;
+  gradient.reset();
+  now.found.reset();
+  part->memory() = {};
+}
+
 // Others who share its memory share the version as well, and write what is theirs.
 bool ParameterGradient::FoundWritten() const {
   const UnderWay& now = *under_way_;
@@ -53,6 +108,7 @@ at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
     const bool allocated = used.defined() && !IsSparse(used) && !LiesInArena(used);
     waits.Await(*work, *gpu_, allocated ? used : at::Tensor());
   }
+  shard_ = BroughtShard(*part);
   return std::exchange(memory, {}).result;
 }
 
@@ -86,7 +142,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
     delivered_ = true;
     return {};
   }
-  if (AbsentEverywhere()) return {};
+  if (now.is_taken || AbsentEverywhere()) return {};
   sparse_dims_ = 0;
   if (what_.rule->hook) {
     CollectFromHook();

@@ -12,6 +12,7 @@
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
+#include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -103,6 +104,11 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
   if (found.defined()) under_way_->version = VersionOf(found);
   part.work->output = memory.result.mutable_data_ptr();
   part.work->input = memory.given.defined() ? memory.given.const_data_ptr() : part.work->output;
+  const OptimizerShards* const shards = what_.counts->shards.get();
+  if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook &&
+      LiesWith(what_.parameter, part.strides)) {
+    part.work->kept = shards->PartToKeep(what_.parameter, part.work->output, &memory.shard);
+  }
 }
 
 std::string ParameterGradient::TryGiveMemory(BucketPart& part) {

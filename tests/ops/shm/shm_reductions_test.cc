@@ -38,6 +38,7 @@ struct Plan {
   std::vector<bool> takes;
   std::vector<bool> pooled;    // in memory of the backend's
   std::vector<bool> in_place;  // where both
+  std::vector<bool> keeps;     // a part alone of what it takes
 };
 
 std::vector<Plan> Draw(int size, unsigned seed) {
@@ -53,6 +54,12 @@ std::vector<Plan> Draw(int size, unsigned seed) {
       plan.pooled.push_back(!mixed || random() % 6 != 0);
       plan.in_place.push_back(random() % 3 != 0);
     }
+    // By all, by none, or by some.
+    const unsigned keeping = random() % 3;
+    for (std::size_t rank = 0; rank < plan.takes.size(); ++rank) {
+      plan.keeps.push_back(plan.takes[rank] &&
+                           (keeping == 0 || (keeping == 1 && random() % 2 == 0)));
+    }
   }
   return plans;
 }
@@ -66,7 +73,8 @@ class Tensors {
     for (std::size_t i = 0; i < plans.size(); ++i) {
       const Plan& plan = plans[i];
       core::MemorySource& source = plan.pooled[rank_] ? memory : core::PlainMemory();
-      const std::int64_t bytes = plan.count * static_cast<std::int64_t>(sizeof(T));
+      constexpr auto element = static_cast<std::int64_t>(sizeof(T));
+      const std::int64_t bytes = plan.count * element;
       Segment segment{.count = plan.count};
       if (plan.gives[rank_]) segment.input = Fill(source.Allocate(bytes), i);
       if (plan.takes[rank_] && plan.gives[rank_] && plan.in_place[rank_]) {
@@ -74,6 +82,16 @@ class Tensors {
       } else if (plan.takes[rank_]) {
         held_.push_back(source.Allocate(bytes));
         segment.output = held_.back().get();
+      }
+      if (plan.keeps[rank_]) {
+        // Parts that leave gaps, one of them empty.
+        const std::int64_t begin = plan.count * static_cast<std::int64_t>(rank_) / 4;
+        const std::int64_t count = rank_ == 1 ? 0 : (plan.count + 3) / 4;
+        const std::int64_t end = std::min(plan.count, begin + count);
+        held_.push_back(core::PlainMemory().Allocate((end - begin) * element));
+        kept_.push_back(std::make_unique<core::KeptPart>(
+            core::KeptPart{begin * element, (end - begin) * element, held_.back().get()}));
+        segment.kept = kept_.back().get();
       }
       segments.push_back(segment);
     }
@@ -91,8 +109,13 @@ class Tensors {
       bool given = false;
       for (const bool gives : plan.gives) given = given || gives;
       if (!given || !plan.takes[rank_]) continue;
-      const auto* const result = static_cast<const T*>(segments[t].output);
-      for (std::int64_t i = 0; i < plan.count; ++i) {
+      const core::KeptPart* const kept = segments[t].kept;
+      constexpr auto element = static_cast<std::int64_t>(sizeof(T));
+      const std::int64_t begin = kept == nullptr ? 0 : kept->begin / element;
+      const std::int64_t end = kept == nullptr ? plan.count : begin + kept->bytes / element;
+      const auto* result = static_cast<const T*>(segments[t].output);
+      if (kept != nullptr && kept->is_there) result = static_cast<const T*>(kept->memory) - begin;
+      for (std::int64_t i = begin; i < end; ++i) {
         T sum = 0;
         for (std::size_t r = 0; r < plan.gives.size(); ++r) {
           if (plan.gives[r]) sum += Value(t, r, i);
@@ -117,6 +140,7 @@ class Tensors {
   const std::vector<Plan>& plans_;
   const std::size_t rank_;
   std::vector<std::shared_ptr<void>> held_;
+  std::vector<std::unique_ptr<core::KeptPart>> kept_;
 };
 
 class ShmReductionsTest : public ::testing::TestWithParam<std::tuple<int, Seen>> {};
@@ -192,6 +216,43 @@ TEST(ShmReductionsBitsTest, DependNeitherOnWhatIsSeenNorOnTheLaneNorOnTheLength)
       EXPECT_EQ(std::memcmp(result.data(), expected->data(), kCount * 4), 0);
     }
   }
+}
+
+// A member writes what it keeps, and nothing of the others'; what a member sees of another's memory
+// makes no difference to the bits.
+TEST(ShmReductionsKeptTest, WhatAllKeepIsBroughtToEachAlone) {
+  constexpr int kSize = 3;
+  constexpr std::int64_t kCount =
+      600000;  // more than is reduced between two looks at the stop sign
+  ShmRanks ranks(kSize, Seen::kAll);
+  InprocWorld messages(kSize);
+  RankThreads::Run(kSize, [&](int rank) {
+    const std::unique_ptr<ops::Backend> flat = messages.Connect(rank);
+    const auto shared = ranks.Connect(rank, *flat, {.spin = false});
+    ops::Backend& backend = *shared->backend.Select({}).backend;
+    const auto given = backend.memory().Allocate(kCount * 4);
+    const auto whole = backend.memory().Allocate(kCount * 4);
+    auto* const values = static_cast<float*>(given.get());
+    for (std::int64_t i = 0; i < kCount; ++i) {
+      values[i] = 1.0f / static_cast<float>(i + 1 + rank * 17);
+    }
+    const std::vector<float> before(values, values + kCount);
+    const SegmentReduction how{.before = {.factor = 0.3}, .after = {.divisor = 7}};
+    const core::KeptPart parts[] = {{0, 2400000}, {0, 0}, {64, 4}};
+    core::KeptPart kept = parts[rank];
+    std::vector<float> memory(static_cast<std::size_t>(kept.bytes / 4));
+    kept.memory = memory.data();
+    const Segment segment{values, values, kCount, &kept};
+    Finish(*backend.AllReduceSegments({core::kWorldSet, fusion::Lane::kLarge}, {&segment, 1}, how));
+    EXPECT_TRUE(kept.is_there);
+    EXPECT_EQ(std::memcmp(values, before.data(), kCount * 4), 0);
+
+    const Segment all{values, whole.get(), kCount};
+    Finish(*backend.AllReduceSegments({core::kWorldSet, fusion::Lane::kLarge}, {&all, 1}, how));
+    EXPECT_EQ(std::memcmp(memory.data(), static_cast<std::byte*>(whole.get()) + kept.begin,
+                          memory.size() * 4),
+              0);
+  });
 }
 
 TEST(ShmReductionsLengthTest, WhatIsLongerThanTheRingsGoesRoundThem) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,9 @@ class SIRTAKI_API GradientSynchronizer {
   virtual bool has_local_gradients() const = 0;
   // True if steps cut the optimizer's state into shards.
   virtual bool is_sharded() const = 0;
+  // This rank's shards of the averaged gradients, with Shard::Gradients on several ranks; `.grad` has
+  // none of them then. No value: `.grad` has the gradients.
+  virtual std::optional<std::vector<at::Tensor>> gradient_shards() const = 0;
   // True if this rank has the optimizer's state for its shards of the parameters only. Whoever
   // replaces the state says so.
   virtual bool has_sharded_state() const = 0;
@@ -124,6 +128,7 @@ class SIRTAKI_API GradientReducer {
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   bool has_local_gradients() const;
   bool is_sharded() const;
+  std::optional<std::vector<at::Tensor>> gradient_shards() const;
   bool has_sharded_state() const;
   void set_sharded_state(bool sharded);
   void CheckStateIsWhole() const;

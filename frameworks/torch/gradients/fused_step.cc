@@ -1,0 +1,223 @@
+#include "frameworks/torch/gradients/fused_step.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/tensors/tensor_bridge.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+// An operator takes tensors of one type on one device, list by list.
+struct Lists {
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> first;  // the momentum, the first moments, or the sums
+  std::vector<at::Tensor> second;
+  std::vector<at::Tensor> largest;
+  std::vector<at::Tensor> steps;
+};
+
+// The operators look at addresses and numbers of elements only.
+void CheckTensors(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  std::string why;
+  if (!at::isFloatingType(parameter.scalar_type())) {
+    why = "has a type that the operators do not take: they take floating point";
+  } else if (!parameter.is_non_overlapping_and_dense() || parameter.is_neg()) {
+    why = "does not lie dense in memory: make it contiguous";
+  } else if (!parameter.is_cpu() && !parameter.is_cuda()) {
+    why = "is neither on the CPU nor on a CUDA device";
+  } else if (gradient.layout() != at::kStrided) {
+    why = "has a sparse gradient: make it dense by sparse_as_dense";
+  } else if (gradient.scalar_type() != parameter.scalar_type() ||
+             gradient.device() != parameter.device() || gradient.sizes() != parameter.sizes()) {
+    why = "has a gradient of " + TypeAndShape(gradient) + ", which has to be like it";
+  }
+  if (why.empty()) return;
+  throw std::invalid_argument("a fused step: a parameter of " + TypeAndShape(parameter) + " " +
+                              why + ", or leave out the option fused");
+}
+
+// The elements of this tensor in the order in which the parameter's lie in memory.
+at::Tensor OrderedLike(const at::Tensor& parameter, const at::Tensor& tensor) {
+  if (tensor.strides() == parameter.strides() && !tensor.is_neg()) return tensor;
+  return at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
+}
+at::Tensor StateLike(const at::Tensor& parameter, const at::Tensor& tensor) {
+  return tensor.defined() ? OrderedLike(parameter, tensor) : at::zeros_like(parameter);
+}
+
+template <class State>
+State& StateOf(Optimizer& optimizer, const at::Tensor& parameter) {
+  auto& state = optimizer.state()[parameter.unsafeGetTensorImpl()];
+  if (!state) state = std::make_unique<State>();
+  return static_cast<State&>(*state);
+}
+
+// The number of a step as the operators want it; it is made once for each device.
+class StepNumbers {
+ public:
+  at::Tensor At(std::int64_t step, const at::Tensor& parameter) {
+    at::Tensor& number = numbers_[{step, parameter.device().str()}];
+    if (!number.defined()) {
+      number = at::full({}, step, at::TensorOptions(at::kFloat).device(parameter.device()));
+    }
+    return number;
+  }
+
+ private:
+  std::map<std::pair<std::int64_t, std::string>, at::Tensor> numbers_;
+};
+
+// Calls take(optimizer, parameter, &lists, &numbers) for each parameter of a group that has a gradient, and run(lists,
+// options, bool) for the lists of each type and device; the bool is what take has returned.
+template <class Options, class Take, class Run>
+void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
+  const at::NoGradGuard no_grad;
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) CheckTensors(parameter);
+    }
+  }
+  StepNumbers numbers;
+  for (OptimizerParamGroup& group : optimizer.param_groups()) {
+    const auto& options = static_cast<const Options&>(group.options());
+    std::map<std::tuple<at::ScalarType, std::string, bool>, Lists> all;
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined() || parameter.numel() == 0) continue;
+      Lists one;
+      const bool is_first = take(parameter, options, &one, &numbers);
+      Lists& lists = all[{parameter.scalar_type(), parameter.device().str(), is_first}];
+      lists.parameters.push_back(parameter);
+      lists.gradients.push_back(OrderedLike(parameter, parameter.grad()));
+      for (const auto member : {&Lists::first, &Lists::second, &Lists::largest, &Lists::steps}) {
+        for (at::Tensor& tensor : one.*member) (lists.*member).push_back(std::move(tensor));
+      }
+    }
+    for (auto& [kind, lists] : all) {
+      run(lists, options, std::get<bool>(kind));
+      for (const at::Tensor& parameter : lists.parameters) NoteOverwritten(parameter);
+    }
+  }
+}
+
+template <class Options, class State, auto Operator>
+void StepAdam(Optimizer& optimizer) {
+  StepGroups<Options>(
+      optimizer,
+      [&](const at::Tensor& parameter, const Options& options, Lists* one, StepNumbers* numbers) {
+        State& state = StateOf<State>(optimizer, parameter);
+        state.step(state.step() + 1);
+        state.exp_avg(StateLike(parameter, state.exp_avg()));
+        state.exp_avg_sq(StateLike(parameter, state.exp_avg_sq()));
+        one->first.push_back(state.exp_avg());
+        one->second.push_back(state.exp_avg_sq());
+        if (options.amsgrad()) {
+          state.max_exp_avg_sq(StateLike(parameter, state.max_exp_avg_sq()));
+          one->largest.push_back(state.max_exp_avg_sq());
+        }
+        one->steps.push_back(numbers->At(state.step(), parameter));
+        return false;
+      },
+      [](const Lists& lists, const Options& options, bool /*is_first*/) {
+        const auto [beta1, beta2] = options.betas();
+        Operator(lists.parameters, lists.gradients, lists.first, lists.second, lists.largest,
+                 lists.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
+                 options.amsgrad(), /*maximize=*/false, {}, {});
+      });
+}
+
+// The operators have overloads for a tensor as lr.
+constexpr void (*kFusedAdam)(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                             at::TensorList, at::TensorList, double, double, double, double, double,
+                             bool, bool, const std::optional<at::Tensor>&,
+                             const std::optional<at::Tensor>&) = at::_fused_adam_;
+constexpr decltype(kFusedAdam) kFusedAdamW = at::_fused_adamw_;
+
+void StepAdagrad(Optimizer& optimizer) {
+  using torch::optim::AdagradOptions;
+  using torch::optim::AdagradParamState;
+  StepGroups<AdagradOptions>(
+      optimizer,
+      [&](const at::Tensor& parameter, const AdagradOptions& options, Lists* one,
+          StepNumbers* numbers) {
+        AdagradParamState& state = StateOf<AdagradParamState>(optimizer, parameter);
+        state.step(state.step() + 1);
+        const bool is_new = !state.sum().defined();
+        state.sum(StateLike(parameter, state.sum()));
+        if (is_new) state.sum().fill_(options.initial_accumulator_value());
+        one->first.push_back(state.sum());
+        one->steps.push_back(numbers->At(state.step(), parameter));
+        return false;
+      },
+      [](const Lists& lists, const AdagradOptions& options, bool /*is_first*/) {
+        at::_fused_adagrad_(lists.parameters, lists.gradients, lists.first, lists.steps,
+                            options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
+                            /*maximize=*/false);
+      });
+}
+
+void StepSgd(Optimizer& optimizer) {
+  using torch::optim::SGDOptions;
+  using torch::optim::SGDParamState;
+  StepGroups<SGDOptions>(
+      optimizer,
+      [&](const at::Tensor& parameter, const SGDOptions& options, Lists* one,
+          StepNumbers* /*numbers*/) {
+        if (options.momentum() == 0) return false;
+        SGDParamState& state = StateOf<SGDParamState>(optimizer, parameter);
+        const bool is_first = !state.momentum_buffer().defined();
+        state.momentum_buffer(StateLike(parameter, state.momentum_buffer()));
+        one->first.push_back(state.momentum_buffer());
+        return is_first;
+      },
+      [](const Lists& lists, const SGDOptions& options, bool is_first) {
+        at::_fused_sgd_(lists.parameters, lists.gradients, lists.first, options.weight_decay(),
+                        options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                        /*maximize=*/false, is_first);
+      });
+}
+
+}  // namespace
+
+FusedStep FusedStepOf(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  const std::type_info& type = typeid(optimizer);
+  if (type == typeid(Adam)) return StepAdam<AdamOptions, AdamParamState, kFusedAdam>;
+  if (type == typeid(AdamW)) return StepAdam<AdamWOptions, AdamWParamState, kFusedAdamW>;
+  if (type == typeid(Adagrad)) return StepAdagrad;
+  if (type == typeid(SGD)) return StepSgd;
+  return nullptr;
+}
+
+std::string WhyNotFused(const Optimizer& optimizer) {
+  if (FusedStepOf(optimizer) != nullptr) return {};
+  return "LibTorch has fused operators for its Adagrad, Adam, AdamW and SGD only, and this "
+         "optimizer "
+         "is of another class: leave out the option fused";
+}
+
+}  // namespace sirtaki::detail
