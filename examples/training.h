@@ -17,15 +17,15 @@
 
 namespace examples {
 
-// The learning rate rises from that of one rank to that of all ranks together during the warm-up,
-// then falls to zero along a cosine.
+// The learning rate rises from the first to the highest during the warm-up, then falls to zero along
+// a cosine.
 class WarmupCosine final : public torch::optim::LRScheduler {
  public:
-  WarmupCosine(torch::optim::Optimizer& optimizer, double one_rank, double all_ranks,
+  WarmupCosine(torch::optim::Optimizer& optimizer, double first, double highest,
                std::int64_t warmup_steps, std::int64_t all_steps)
       : LRScheduler(optimizer),
-        one_rank_(one_rank),
-        all_ranks_(all_ranks),
+        first_(first),
+        highest_(highest),
         warmup_steps_(static_cast<double>(warmup_steps)),
         all_steps_(static_cast<double>(all_steps)) {
     go_to(0);
@@ -44,16 +44,16 @@ class WarmupCosine final : public torch::optim::LRScheduler {
     const auto step = static_cast<double>(step_count_);
     double lr = 0;
     if (step < warmup_steps_) {
-      lr = one_rank_ + (all_ranks_ - one_rank_) * step / warmup_steps_;
+      lr = first_ + (highest_ - first_) * step / warmup_steps_;
     } else {
       const double share = std::min(1.0, (step - warmup_steps_) / (all_steps_ - warmup_steps_));
-      lr = all_ranks_ * 0.5 * (1 + std::cos(3.14159265358979 * share));
+      lr = highest_ * 0.5 * (1 + std::cos(3.14159265358979 * share));
     }
     return std::vector<double>(get_current_lrs().size(), lr);
   }
 
-  const double one_rank_;
-  const double all_ranks_;
+  const double first_;
+  const double highest_;
   const double warmup_steps_;
   const double all_steps_;
 };

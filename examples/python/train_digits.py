@@ -21,6 +21,7 @@ from torch import nn
 
 import sirtaki.torch as hvd
 from powersgd import PowerSGD
+from training import check_agreed, choose_device, count, digest, rate, save, warmup_cosine
 
 SIDE, CLASSES, MAX_PIXEL = 8, 10, 16
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "digits.csv")
@@ -28,26 +29,6 @@ LEARNING_RATES = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "rmsprop": 0.001, 
 
 
 # ---- settings ----
-
-def count(least):
-    def parse(text):
-        value = int(text)
-        if value < least:
-            raise ValueError
-        return value
-    parse.__name__ = f"whole number of {least} or more"
-    return parse
-
-
-def rate(text):
-    value = float(text)
-    if not (0 <= value < math.inf):
-        raise ValueError
-    return value
-
-
-rate.__name__ = "number of 0 or more"
-
 
 def parse_settings():
     parser = argparse.ArgumentParser(description="Trains a convolutional net on handwritten digits.", allow_abbrev=False)
@@ -78,29 +59,6 @@ def parse_settings():
     if settings.powersgd and settings.compression != "none":
         parser.error("--powersgd compresses itself: leave out --compression")
     return settings
-
-
-def check_agreed(settings):
-    """Checks that all ranks agree: with different numbers of steps they would wait for each other."""
-    mine = {name: value for name, value in vars(settings).items() if name not in ("data", "checkpoint")}
-    for rank, other in enumerate(hvd.allgather_object(mine, name="settings")):
-        for name, value in other.items():
-            if value != mine[name]:
-                sys.exit(f"train_digits: the ranks have different settings: {name} is {mine[name]} on rank "
-                         f"{hvd.rank()}, {value} on rank {rank}")
-
-
-def choose_device(name):
-    if name == "cpu":
-        return torch.device("cpu")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    everywhere = all(hvd.allgather_object(gpus >= hvd.local_size(), name="GPUs"))
-    if not everywhere:
-        if name == "auto":
-            return torch.device("cpu")
-        sys.exit("train_digits: --device cuda: not every rank has a GPU of its own")
-    torch.cuda.set_device(hvd.local_rank())
-    return torch.device("cuda", hvd.local_rank())
 
 
 # ---- data and model ----
@@ -163,15 +121,6 @@ def make_optimizer(settings, parameters, lr):
     return kinds[settings.optimizer](parameters, lr)
 
 
-def warmup_cosine(warmup_steps, all_steps, ranks):
-    """Rises from one rank's learning rate to that of all ranks together, then falls to zero along a cosine."""
-    def factor(step):
-        if step < warmup_steps:
-            return 1 / ranks + (1 - 1 / ranks) * step / warmup_steps
-        return 0.5 * (1 + math.cos(math.pi * min(1, (step - warmup_steps) / (all_steps - warmup_steps))))
-    return factor
-
-
 # ---- training ----
 
 def test_accuracy(net, test, device):
@@ -182,15 +131,6 @@ def test_accuracy(net, test, device):
         right = (net(images.to(device)).argmax(1).cpu() == classes).double().mean().item() if len(classes) else 0.0
     net.train()
     return hvd.metric_average(right, weight=float(len(classes)), name="test accuracy")
-
-
-def digest(net):
-    """A hash (FNV-1a) that changes with any bit of the parameters."""
-    result = 14695981039346656037
-    for parameter in net.parameters():
-        for byte in parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist():
-            result = ((result ^ byte) * 1099511628211) & 0xFFFFFFFFFFFFFFFF
-    return result
 
 
 def load(file, net, optimizer, scheduler, hook):
@@ -207,14 +147,6 @@ def load(file, net, optimizer, scheduler, hook):
     if hvd.rank() == 0:
         print(f"resumed after epoch {epoch}" if epoch else "no checkpoint yet: from the beginning", flush=True)
     return epoch
-
-
-def save(file, **state):
-    """Rank 0 writes the file, whole or not at all."""
-    if hvd.rank() == 0:
-        os.makedirs(os.path.dirname(file), exist_ok=True)
-        torch.save(state, file + ".new")
-        os.replace(file + ".new", file)
 
 
 def train(settings):

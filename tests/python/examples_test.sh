@@ -50,6 +50,7 @@ powersgd() {
     fail "train_digits with PowerSGD: without it the test accuracy is $plain %"
 }
 powersgd_resume() {
+  local weights
   run train_digits.py --epochs 2 --powersgd 1 --powersgd-start 10 --checkpoint "$scratch/whole_factors"
   expect 0 "a run with PowerSGD" "digest"
   weights=$(grep -o 'digest .*' "$scratch/output")
@@ -70,6 +71,7 @@ no_epochs() {
   expect 2 "no epochs" "--epochs"
 }
 digits_resume() {
+  local weights
   run train_digits.py --epochs 3 --checkpoint "$scratch/whole"
   expect 0 "a run that was not interrupted" "digest"
   weights=$(grep -o 'digest .*' "$scratch/output")
@@ -120,6 +122,29 @@ no_steps() {
   run accumulation.py --steps 0
   expect 2 "no steps" "1 or more"
 }
+transformer() {
+  local weights small=(--width 32 --layers 1 --context 16 --batch-size 32 --steps 60 --epochs 1 --lr 0.01)
+  run train_transformer.py "${small[@]}"
+  expect 0 "train_transformer" "epoch   1/1" "by the letters' frequencies alone: 2.826554"
+  sed -n 's/.*validation loss: \([0-9.]*\); by.*/\1/p' "$scratch/output" | awk '$1 < 2.2 { good = 1 } END { exit !good }' ||
+    fail "train_transformer: it does not learn"
+  weights=$(grep -o 'digest .*' "$scratch/output")
+  run train_transformer.py "${small[@]}" --shard optimizer --recompute
+  expect 0 "train_transformer with its optimizer in shards" "$weights"
+}
+transformer_resume() {
+  local weights small=(--width 32 --layers 1 --steps 4 --epochs 2)
+  run train_transformer.py "${small[@]}" --checkpoint "$scratch/whole_transformer"
+  expect 0 "train_transformer not interrupted" "digest"
+  weights=$(grep -o 'digest .*' "$scratch/output")
+  run train_transformer.py "${small[@]}" --checkpoint "$scratch/transformer" --stop-after 1
+  run train_transformer.py "${small[@]}" --checkpoint "$scratch/transformer" --resume
+  expect 0 "train_transformer resumed" "resumed after epoch 1" "epoch   2/2" "$weights"
+}
+no_checkpoint_of_shards() {
+  run train_transformer.py --shard optimizer --checkpoint "$scratch/shards"
+  expect 2 "a checkpoint of shards" "leave out one of them"
+}
 gan() {
   run gan.py --steps 20
   expect 0 "gan" "points lie"
@@ -158,7 +183,8 @@ sparse_by_mpirun() {
 
 digits
 for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
-  accumulation sparse sparse_as_dense gan) $(sample 1 bad_argument no_epochs no_steps gan_alone) \
+  accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_resume) \
+  $(sample 1 bad_argument no_epochs no_steps gan_alone no_checkpoint_of_shards) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"
 done

@@ -1,0 +1,56 @@
+"""The net of train_transformer.py: a GPT, which foretells the next letter from those before it."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+BYTES = 128      # that a letter may be
+HEAD_WIDTH = 32  # of an attention head
+
+
+class Block(nn.Module):
+    """Lets each letter look at those before it, and then thinks about what it has seen."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.contract(F.gelu(self.expand(self.norm2(x))))
+
+    def attention(self, x):
+        q, k, v = (part.unflatten(2, (-1, HEAD_WIDTH)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=2))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # batch x heads x letters x HEAD_WIDTH
+        return self.projection(seen.transpose(1, 2).flatten(2))
+
+
+class GPT(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.recompute = settings.recompute
+        self.letters = nn.Embedding(BYTES, settings.width)
+        self.places = nn.Embedding(settings.context, settings.width)
+        self.blocks = nn.ModuleList(Block(settings.width) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, 0, 0.5 / settings.width**0.5)  # for GPT-2's width of 768 this is its 0.02
+
+    def forward(self, text):
+        """For each letter the logits of the next: windows x letters x BYTES."""
+        x = self.letters(text) + self.places(torch.arange(text.size(1), device=text.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return F.linear(self.norm(x), self.letters.weight)  # one matrix, both ways
+
+
+def loss_of(gpt, windows):
+    """The mean loss of a letter of these windows, which have the letter after their last one, too."""
+    return F.cross_entropy(gpt(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())

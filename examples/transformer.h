@@ -1,0 +1,101 @@
+// The net of train_transformer: a GPT, which foretells the next letter from those before it.
+#pragma once
+
+#include <sirtaki/torch.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "transformer_settings.h"
+
+namespace transformer {
+
+constexpr std::int64_t kBytes = 128;  // that a letter may be
+
+// A block lets each letter look at those before it, and then thinks about what it has seen.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(std::int64_t width)
+      : norm1(torch::nn::LayerNormOptions({width})),
+        qkv(width, 3 * width),
+        projection(width, width),
+        norm2(torch::nn::LayerNormOptions({width})),
+        expand(width, 4 * width),
+        contract(4 * width, width) {
+    register_module("norm1", norm1);
+    register_module("qkv", qkv);
+    register_module("projection", projection);
+    register_module("norm2", norm2);
+    register_module("expand", expand);
+    register_module("contract", contract);
+  }
+
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = x + attention(norm1(x));
+    return y + contract(torch::gelu(expand(norm2(y))));
+  }
+
+  torch::Tensor attention(const torch::Tensor& x) {
+    const auto heads = [](const torch::Tensor& t) {  // batch x heads x letters x kHeadWidth
+      return t.unflatten(2, {-1, kHeadWidth}).transpose(1, 2);
+    };
+    const auto parts = qkv(x).chunk(3, /*dim=*/2);
+    const torch::Tensor seen = torch::scaled_dot_product_attention(
+        heads(parts[0]), heads(parts[1]), heads(parts[2]), /*attn_mask=*/{}, /*dropout_p=*/0,
+        /*is_causal=*/true);
+    return projection(seen.transpose(1, 2).flatten(2));
+  }
+
+  torch::nn::LayerNorm norm1;
+  torch::nn::Linear qkv, projection;
+  torch::nn::LayerNorm norm2;
+  torch::nn::Linear expand, contract;
+};
+TORCH_MODULE(Block);
+
+struct GptImpl : torch::nn::Module {
+  explicit GptImpl(const Settings& settings)
+      : recompute(settings.recompute),
+        letters(kBytes, settings.width),
+        places(settings.context, settings.width),
+        norm(torch::nn::LayerNormOptions({settings.width})) {
+    register_module("letters", letters);
+    register_module("places", places);
+    for (std::int64_t i = 0; i < settings.layers; ++i) {
+      blocks.push_back(register_module("block" + std::to_string(i), Block(settings.width)));
+    }
+    register_module("norm", norm);
+    torch::NoGradGuard no_grad;
+    // For GPT-2's width of 768 this is its 0.02.
+    const double deviation = 0.5 / std::sqrt(static_cast<double>(settings.width));
+    for (auto& parameter : parameters()) {
+      if (parameter.dim() == 2) parameter.normal_(0, deviation);
+    }
+  }
+
+  // For each letter the logits of the next: windows x letters x kBytes.
+  torch::Tensor forward(const torch::Tensor& text) {
+    torch::Tensor x = letters(text) + places(torch::arange(text.size(1), text.device()));
+    for (Block block : blocks) {
+      const auto run = [block](const torch::Tensor& in) mutable { return block->forward(in); };
+      x = recompute ? sirtaki::recompute(run, x) : block->forward(x);
+    }
+    return torch::nn::functional::linear(norm(x), letters->weight);  // one matrix, both ways
+  }
+
+  const bool recompute;
+  torch::nn::Embedding letters, places;
+  std::vector<Block> blocks;
+  torch::nn::LayerNorm norm;
+};
+TORCH_MODULE(Gpt);
+
+// The mean loss of a letter of these windows, which have the letter after their last one, too.
+inline torch::Tensor loss_of(Gpt& gpt, const torch::Tensor& windows) {
+  const torch::Tensor logits = gpt(windows.slice(1, 0, -1));
+  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), windows.slice(1, 1).flatten());
+}
+
+}  // namespace transformer

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# train_transformer_test.sh PROGRAM: train_transformer learns on 2 ranks, and with --shard and --recompute it comes to the
+# same parameters, to the bit, on 2 and on 3 ranks; and what it says of bad arguments.
+set -euo pipefail
+program=$1
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+export SIRTAKI_DETERMINISTIC=1   # runs on 3 ranks are compared: see docs/training.md, "Resume"
+
+result() { grep -e 'digest' -e '^validation loss' "$scratch/output" || true; }
+
+# --- it learns, and shards change nothing ---
+small=(--width 32 --layers 1 --context 16 --batch-size 32 --steps 60 --epochs 1 --lr 0.01)
+run 2 "${small[@]}"
+# The last number is that of the text, which examples/python makes as well.
+expect 0 "2 ranks" "epoch   1/1" "parameters identical on all ranks" "by the letters' frequencies alone: 2.826554"
+awk '/^validation loss:/ { good = $3 + 0 < 2.2 } END { exit !good }' "$scratch/output" || fail "2 ranks: it does not learn"
+whole=$(result)
+run 2 "${small[@]}" --shard optimizer --recompute
+expect 0 "2 ranks with shards" "epoch   1/1"
+[ "$(result)" = "$whole" ] || fail "2 ranks with shards: not the result of those without, $whole"
+
+tiny=(--width 32 --layers 2 --context 16 --batch-size 4 --steps 4 --epochs 2)
+run 3 "${tiny[@]}"
+expect 0 "3 ranks" "epoch   2/2" "parameters identical on all ranks"
+whole=$(result)
+run 3 "${tiny[@]}" --shard optimizer
+expect 0 "3 ranks with shards" "epoch   2/2"
+[ "$(result)" = "$whole" ] || fail "3 ranks with shards: not the result of those without, $whole"
+
+# --- its arguments ---
+run 2 --help
+expect 0 "--help" "--shard WHAT" "--recompute"
+for bad in $(sample 2 "--context=0" "--width=31" "--width=40" "--layers=0" "--shard=all" "--lr=0" "--steps=-1"); do
+  run 0 "$bad"
+  expect 2 "$bad" "${bad%%=*} takes " "'${bad#*=}'"
+done
+run 0 --resume
+expect 2 "--resume alone" "--resume needs --checkpoint DIR"
+run 2 --batch-size 2000
+expect 2 "a batch that is too large" "the text is too short for a batch of 2000 windows on each of 2 ranks"
+each_rank "--shard none" "--shard optimizer"
+expect 2 "settings that differ" "the ranks have different settings: --shard none on rank 0, --shard optimizer on rank 1"
+done_with "train_transformer"
