@@ -76,6 +76,7 @@ void BindReducers(py::module_& module) {
   py::class_<PythonOptimizer>(module, "OptimizerReducer")
       .def(py::init<const py::list&, ReducerSettings>())
       .def("step", &PythonOptimizer::Step)
+      .def("shards", &PythonOptimizer::Shards)
       .def("synchronize", &PythonOptimizer::Synchronize)
       .def("before_zero_grad", &PythonOptimizer::BeforeZeroGrad)
       .def("is_reducing", &PythonOptimizer::IsReducing, WithoutGil())

@@ -125,6 +125,13 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
   return loss.defined() ? FromLoss(loss, kind) : result;
 }
 
+py::object PythonOptimizer::Shards(const py::list& param_groups) {
+  if (!is_sharded()) return py::none();
+  Follow(param_groups);
+  reducer_->CutParameters(*this);
+  return sirtaki::python::ToPython(reducer_->shards());
+}
+
 void PythonOptimizer::Synchronize(const py::list& param_groups) {
   const Wait wait;
   Follow(param_groups);

@@ -36,6 +36,8 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   // element) each; of other parameters this rank has nothing.
   pybind11::object Step(const pybind11::list& param_groups, const pybind11::object& closure,
                         const pybind11::object& base_step);
+  // What a step would have in the place of the parameters now; none where it would have all of them.
+  pybind11::object Shards(const pybind11::list& param_groups);
   void Synchronize(const pybind11::list& param_groups);
   void BeforeZeroGrad(const pybind11::list& param_groups);
   bool IsReducing() const { return reducer_->is_reducing(); }

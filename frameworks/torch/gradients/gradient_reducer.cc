@@ -434,6 +434,10 @@ void GradientReducer::SaveShards(torch::optim::Optimizer& optimizer,
   impl().shards()->Save(optimizer, archive);
 }
 
+void GradientReducer::CutParameters(const torch::optim::Optimizer& optimizer) {
+  impl().shards()->CutParameters(optimizer);
+}
+
 std::vector<ShardOfParameter> GradientReducer::shards() const { return impl().shards()->Mine(); }
 
 }  // namespace sirtaki::detail

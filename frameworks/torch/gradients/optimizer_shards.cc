@@ -301,10 +301,21 @@ void OptimizerShards::Save(Optimizer& optimizer, torch::serialize::OutputArchive
   SaveShards(optimizer, std::move(groups), ranges, archive);
 }
 
+void OptimizerShards::CutParameters(const Optimizer& optimizer) {
+  const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) ShardsOf(parameter);
+  }
+}
+
 std::vector<ShardOfParameter> OptimizerShards::Mine() const {
   std::vector<ShardOfParameter> mine;
   for (const auto& [key, shards] : shards_) {
-    if (shards.mine.defined()) mine.push_back({shards.parameter, shards.mine, shards.cuts[self()]});
+    // Of one without elements every rank has all there is, so that it has state as without shards.
+    const bool is_empty = !shards.cuts.empty() && shards.cuts.back() == 0;
+    if (!shards.mine.defined() && !is_empty) continue;
+    mine.push_back(
+        {shards.parameter, is_empty ? shards.parameter : shards.mine, shards.cuts[self()]});
   }
   return mine;
 }

@@ -52,6 +52,8 @@ class OptimizerShards {
   void SetCut(bool cut) { is_cut_ = cut; }
   // Saves the state of this rank's shards, for ShardsOfAllRanks. Precondition: is_cut().
   void Save(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
+  // Cuts parameters that no step has seen yet, in their order, as the next step would.
+  void CutParameters(const torch::optim::Optimizer& optimizer);
   std::vector<ShardOfParameter> Mine() const;
 
   // ---- the shards of gradients ----

@@ -133,7 +133,9 @@ class SIRTAKI_API GradientReducer {
   void set_sharded_state(bool sharded);
   void CheckStateIsWhole() const;
   void SaveShards(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
-  // This rank's shards of all parameters that a step has cut.
+  // Cuts the parameters as the next step would, without their state. Precondition: is_sharded().
+  void CutParameters(const torch::optim::Optimizer& optimizer);
+  // This rank's shards of all parameters that were cut.
   std::vector<ShardOfParameter> shards() const;
   const std::string& prefix() const;  // the prefix of the names of its collectives
 
