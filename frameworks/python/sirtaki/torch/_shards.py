@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from sirtaki.common.exceptions import InvalidArgumentError
+from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
+from sirtaki.torch.functions import allgather_object
+from sirtaki.torch.process_sets import ProcessSet, _impl_of
 
 _BY_ELEMENT = {
     getattr(torch.optim, name)
     for name in ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
 Shard = Tuple[torch.Tensor, torch.Tensor, int]  # the parameter, the shard, and its first element
+_OTHER_RANKS = (
+    "consolidated_state_dict(), which all ranks call, makes a state that load_state_dict() takes on any number of ranks"
+)
 
 
 def by_element(optimizer: torch.optim.Optimizer, shard: Optional[str]) -> bool:
@@ -29,19 +34,33 @@ def is_cut(optimizer: torch.optim.Optimizer) -> bool:
     return shards is not None and shards.cut is optimizer.state
 
 
+def steps_of(optimizer: torch.optim.Optimizer) -> Optional[int]:
+    """How many steps the state of shards has seen since it was whole; None if it is whole."""
+    return optimizer._sirtaki_shards.steps if is_cut(optimizer) else None  # type: ignore[attr-defined]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+    """In the order in which state_dict() numbers them."""
+    return list(dict.fromkeys(parameter for group in optimizer.param_groups for parameter in group["params"]))
+
+
 class Shards:
     """Belongs to one optimizer, and to the one that it was made of. What is loaded takes the place of the dictionary of
     state, and is whole."""
 
     def __init__(self) -> None:
         self.cut: Any = None  # the dictionary that has the state of shards
+        self.mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]] = {}  # by parameter; as Shard
+        self.order: Dict[torch.Tensor, None] = {}  # parameters, as they would have got state without shards
+        self.steps = 0  # since the state was whole: the same number on all ranks, or their shards do not go together
         self.in_step = False
 
     def check_whole(self, optimizer: torch.optim.Optimizer, what: str) -> None:
         if is_cut(optimizer):
             raise InvalidArgumentError(
                 f"a sharded optimizer cannot be {what} after its first step: this rank has the state of its shards "
-                "only. Save the model alone, or train without shard"
+                "only. consolidated_state_dict(), which all ranks call, makes the whole state, on all of them or on one; "
+                "shard_state_dict() gives what this rank has"
             )
 
     def check_not_in_step(self, call: str) -> None:
@@ -53,25 +72,147 @@ class Shards:
 
     @contextlib.contextmanager
     def in_place(self, optimizer: torch.optim.Optimizer, shards: Optional[List[Shard]]) -> Iterator[None]:
-        """Within this context the optimizer has these in the place of its parameters."""
+        """Within this context, which is a step's, the optimizer has these in the place of its parameters."""
         if shards is None:
             yield
             return
-        groups = optimizer.param_groups
-        whole = [group["params"] for group in groups]
-        mine = {parameter: (shard, begin) for parameter, shard, begin in shards}
+        parameters = parameters_of(optimizer)
+        if not is_cut(optimizer):
+            self.order = dict.fromkeys(key for key in optimizer.state if isinstance(key, torch.Tensor))
+            self.steps = 0
+        self.order.update(dict.fromkeys(parameter for parameter in parameters if parameter.grad is not None))
+        self.steps += 1
+        self.mine = _by_parameter(shards)
         self.cut = optimizer.state
-        for parameter in [parameter for params in whole for parameter in params]:
-            _cut_state(optimizer.state, parameter, *mine.get(parameter, (None, 0)))
-        for group, params in zip(groups, whole):
-            group["params"] = [mine[parameter][0] for parameter in params if parameter in mine]
-        self.in_step = True
-        try:
-            yield
-        finally:
-            self.in_step = False
-            for group, params in zip(groups, whole):
-                group["params"] = params
+        for parameter in parameters:
+            _cut_state(optimizer.state, parameter, *self.mine.get(parameter, (None, 0)))
+        with _in_groups(optimizer, self.mine):
+            self.in_step = True
+            try:
+                yield
+            finally:
+                self.in_step = False
+
+    def follow(self, optimizer: Any, reducer: Any) -> None:
+        """Gives the state to the shards of a new reducer, which are those of the last one if the ranks are the same."""
+        if not is_cut(optimizer):
+            return
+        new = _by_parameter(reducer.shards(optimizer.param_groups) or [])
+        state = optimizer.state
+        for parameter, (shard, begin) in self.mine.items():
+            found, at = new.get(parameter, (None, 0))
+            if shard in state and (found is None or (at, found.numel()) != (begin, shard.numel())):
+                raise InvalidArgumentError(
+                    "a sharded optimizer cannot be set up again with other ranks, or without parameters that it had: this "
+                    f"rank has the state of other shards. Before that, {_OTHER_RANKS}"
+                )
+        for parameter, (shard, _) in self.mine.items():
+            if shard in state:
+                state[new[parameter][0]] = state.pop(shard)
+        self.mine = new
+
+    # ---- the state of this rank's shards: shard_state_dict() ----
+
+    def saved(self, optimizer: Any, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
+        """``state_dict``: the optimizer's own. The whole state where it is not cut, or no step was made."""
+        rank, ranks = _seat(optimizer.process_set)
+        made: Dict[str, Any] = {"rank": rank, "ranks": ranks, "steps": None, "order": None, "shards": None}
+        if not is_cut(optimizer):
+            return {**made, "optimizer": state_dict()}
+        places = {parameter: place for place, parameter in enumerate(parameters_of(optimizer))}
+        mine = _by_parameter(optimizer._sirtaki_reducer.shards(optimizer.param_groups))
+        made.update(steps=self.steps, order=[places[parameter] for parameter in self.order if parameter in places])
+        with _in_groups(optimizer, mine):
+            return {**made, "shards": _table(optimizer, list(places), mine), "optimizer": state_dict()}
+
+    def check(self, optimizer: Any, saved: Any) -> Any:
+        """Returns the shards that the state is of, if they are this rank's; None if the state is whole."""
+        if not isinstance(saved, dict) or not {"rank", "ranks", "steps", "order", "shards", "optimizer"} <= saved.keys():
+            raise InvalidArgumentError(
+                "load_shard_state_dict() takes what shard_state_dict() has returned; load_state_dict() takes a whole state"
+            )
+        rank, ranks = _seat(optimizer.process_set)
+        if (saved["rank"], saved["ranks"]) != (rank, ranks):
+            raise InvalidArgumentError(
+                f"this is rank {rank} of {ranks}, and the state is of the shards of rank {saved['rank']} of {saved['ranks']}: "
+                f"each rank loads what it has saved, with as many ranks. In their place {_OTHER_RANKS}"
+            )
+        if saved["shards"] is None:
+            return None
+        shards = optimizer._sirtaki_reducer.shards(optimizer.param_groups)
+        if shards is None:
+            raise InvalidArgumentError('the state is of shards, and this optimizer has none: give it shard="optimizer"')
+        mine = _by_parameter(shards)
+        table = _table(optimizer, parameters_of(optimizer), mine)
+        for found, wanted in zip(saved["shards"] + [("nothing", 0, 0, 0)], table + [("nothing", 0, 0, 0)]):
+            if tuple(found) != wanted:
+                raise InvalidArgumentError(
+                    f"the state is of other shards: it has elements {found[2]} to {found[3]} of {found[0]} ({found[1]} elements) "
+                    f"where this optimizer has elements {wanted[2]} to {wanted[3]} of {wanted[0]} ({wanted[1]} elements). Make "
+                    f"the optimizer as it was when it was saved; or {_OTHER_RANKS}"
+                )
+        return mine
+
+    def load(self, optimizer: Any, saved: Dict[str, Any], load_state_dict: Callable[[Dict[str, Any]], None]) -> None:
+        """Not collective."""
+        mine = self.check(optimizer, saved)
+        if mine is None:
+            return load_state_dict(saved["optimizer"])
+        with _in_groups(optimizer, mine):
+            load_state_dict(saved["optimizer"])
+        parameters = parameters_of(optimizer)
+        self.cut, self.mine, self.steps = optimizer.state, mine, saved["steps"]
+        self.order = dict.fromkeys(parameters[place] for place in saved["order"])
+
+
+def _seat(process_set: ProcessSet) -> Tuple[int, int]:
+    """This rank's place among those that have shards, and how many they are. Outside the set a rank has none, and is alone."""
+    impl = _impl_of(process_set)
+    return (impl.rank(), impl.size()) if impl.included() else (0, 1)
+
+
+def check_steps(steps: Any, process_set: ProcessSet, whole_is_given: bool = False) -> None:
+    """Raises on all ranks if their shards are of different steps. ``steps``: None with whole state, which ``whole_is_given``
+    says that the first rank gives to all if it has some. Collective."""
+    impl = _impl_of(process_set)
+    if not impl.included():
+        return
+    of_ranks = allgather_object(steps, "sirtaki/the check of the shards", process_set)
+    if len(set(of_ranks)) == 1 or (whole_is_given and of_ranks[0] is None):
+        return
+    have = ", ".join(f"rank {rank}: {'whole' if of is None else of}" for rank, of in zip(impl.ranks(), of_ranks))
+    raise MismatchError(
+        f"the ranks have optimizer state of different steps, which does not go together ({have}): give all ranks that of one "
+        "step, or load_state_dict() what consolidated_state_dict() has made"
+    )
+
+
+def _by_parameter(shards: List[Shard]) -> Dict[torch.Tensor, Tuple[torch.Tensor, int]]:
+    return {parameter: (shard, begin) for parameter, shard, begin in shards}
+
+
+def _table(optimizer: Any, parameters: List[torch.Tensor], mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]]) -> List[Any]:
+    """For each parameter its name, its elements, and those from which on and up to which this rank has them."""
+    names = optimizer._parameter_names
+    table = []
+    for place, parameter in enumerate(parameters):
+        shard, begin = mine.get(parameter, (None, 0))
+        end = begin + (0 if shard is None else shard.numel())
+        table.append((names.get(parameter, f"parameter {place}"), parameter.numel(), begin, end))
+    return table
+
+
+@contextlib.contextmanager
+def _in_groups(optimizer: torch.optim.Optimizer, mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]]) -> Iterator[None]:
+    """Within this context the groups have these in the place of the parameters."""
+    whole = [group["params"] for group in optimizer.param_groups]
+    for group, params in zip(optimizer.param_groups, whole):
+        group["params"] = [mine[parameter][0] for parameter in params if parameter in mine]
+    try:
+        yield
+    finally:
+        for group, params in zip(optimizer.param_groups, whole):  # they may be others: load_state_dict() makes new ones
+            group["params"] = params
 
 
 def _cut_state(state: Any, parameter: torch.Tensor, shard: Optional[torch.Tensor], begin: int) -> None:

@@ -83,7 +83,9 @@ def allgather_object(
 Made = TypeVar("Made")
 
 
-def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_set) -> Made:
+def agreed(
+    make: Callable[[], Made], process_set: ProcessSet = global_process_set, name: str = "sirtaki/the check of the arguments"
+) -> Made:
     """What ``make`` gives, which looks at this rank's arguments. If they are wrong on one rank of the set, all raise:
     the others would wait for that one. Collective."""
     made: Optional[Made] = None
@@ -98,7 +100,7 @@ def agreed(make: Callable[[], Made], process_set: ProcessSet = global_process_se
     texts: List[Optional[str]] = []
     if process_set.included() and (process_set.size() or 1) > 1:
         text = None if error is None else str(error) or type(error).__name__
-        texts = allgather_object(text, "sirtaki/the check of the arguments", process_set)
+        texts = allgather_object(text, name, process_set)
     if error is not None:
         raise error
     for rank, text in zip(process_set.ranks or [], texts):

@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 import torch
 
 from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError, PendingGradientsError
+from sirtaki.torch._consolidated import consolidated
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Named, Settings, without_garbage
-from sirtaki.torch._shards import Shards, by_element, is_cut
+from sirtaki.torch._shards import Shards, by_element, check_steps, is_cut
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
@@ -24,6 +25,9 @@ class _Outside:
 
     def step(self, groups: Any, closure: Any, base_step: Callable[[Any, Any], Any]) -> Any:
         return base_step(closure, None)
+
+    def shards(self, groups: Any) -> None:
+        return None
 
     def synchronize(self, groups: Any) -> None:
         pass
@@ -114,13 +118,14 @@ class _DistributedOptimizer:
 
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction again: with other settings, or after another init(). Collective."""
-        self._sirtaki_shards.check_whole(self, "set up again")  # type: ignore[arg-type]
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         settings = self._sirtaki_settings.agreed()
-        if self._sirtaki_settings.process_set.included() is False:
-            self._sirtaki_reducer = _Outside()
-        else:
-            self._sirtaki_reducer = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
+        made: Union[_C.OptimizerReducer, _Outside] = _Outside()
+        if self.process_set.included() is not False:
+            made = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
+        if self._sirtaki_settings.rest["shard"]:
+            agreed(lambda: self._sirtaki_shards.follow(self, made), self.process_set)
+        self._sirtaki_reducer = made
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
@@ -157,9 +162,38 @@ class _DistributedOptimizer:
     step.hooked = True  # type: ignore[attr-defined]
 
     def state_dict(self) -> Dict[str, Any]:
-        """The optimizer's; raises InvalidArgumentError if its state is sharded, as it is after the first step()."""
+        """The optimizer's; raises InvalidArgumentError if its state is sharded, as it is after the first step(): then
+        there is consolidated_state_dict()."""
         self._sirtaki_shards.check_whole(self, "saved")  # type: ignore[arg-type]
         return super().state_dict()  # type: ignore[misc, no-any-return]
+
+    def consolidated_state_dict(
+        self, root_rank: Optional[int] = None, *, device: Union[None, str, torch.device] = None
+    ) -> Optional[Dict[str, Any]]:
+        """Returns a copy of the state as ``state_dict()`` would give it without shards, on all ranks (of the process set), or
+        on rank ``root_rank`` of the job and None on the others, which get no tensors then. ``load_state_dict()`` takes it,
+        with shards or without, on any number of ranks. With a ``device``, ``"cpu"`` say, tensors go there one by one.
+        Collective, also where a single rank wants the state; without shards as well."""
+        self._sirtaki_shards.check_not_in_step("consolidated_state_dict()")
+        return consolidated(self, root_rank, device, super().state_dict)  # type: ignore[misc]
+
+    def shard_state_dict(self) -> Dict[str, Any]:
+        """Returns the state of this rank's shards, for load_shard_state_dict() of the same rank in a job of as many: what
+        each rank may save to a file of its own. Its tensors are the optimizer's own. Not collective."""
+        self._sirtaki_shards.check_not_in_step("shard_state_dict()")
+        return self._sirtaki_shards.saved(self, super().state_dict)  # type: ignore[misc]
+
+    def load_shard_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Loads what shard_state_dict() has returned. Collective: all ranks raise, and nothing is changed, if that of any
+        rank is of another rank, of other shards, or of another step."""
+        shards = self._sirtaki_shards
+        shards.check_not_in_step("load_shard_state_dict()")
+        agreed(lambda: shards.check(self, state_dict), self.process_set, "sirtaki/load_shard_state_dict() of an optimizer")
+        check_steps(state_dict["steps"], self.process_set)
+        agreed(lambda: self._sirtaki_load_shards(state_dict), self.process_set)
+
+    def _sirtaki_load_shards(self, state_dict: Dict[str, Any]) -> None:
+        self._sirtaki_shards.load(self, state_dict, super().load_state_dict)  # type: ignore[misc]
 
     def synchronize(self) -> None:
         """Waits until all gradients are averaged. The following step() takes them as they then are. Collective."""
@@ -328,8 +362,8 @@ def DistributedOptimizer(
     - ``compress_within_host``: compresses also if all ranks are on one host, where it saves nothing but can be tested.
     - ``shard``: with ``"optimizer"`` each rank keeps the optimizer's state for its shard of the parameters alone, and
       makes the step of that shard; then all ranks get the shards of all. Optimizers of torch.optim that work element by
-      element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused. See
-      docs/sharding.md.
+      element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused.
+      ``consolidated_state_dict()`` is in the place of ``state_dict()``. See docs/sharding.md.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
