@@ -381,6 +381,62 @@ def test_another_number_of_passes_keeps_the_state(rank, size):
     assert_same(trainings[1].optimizer.consolidated_state_dict(), trainings[0].optimizer.state_dict())
 
 
+# ---- elastic ----
+
+
+@pytest.mark.parametrize("committed", [0, 3])
+def test_a_torch_state_commits_and_restores_shards(rank, size, committed):
+    training = Training(maker("Adam"), shard="optimizer").train(committed)
+    model = torch.nn.ParameterList(training.parameters.values())
+    state = hvd.elastic.TorchState(model=model, optimizer=training.optimizer)
+    wanted = [parameter.detach().clone() for parameter in training.train(1).parameters.values()]
+    for _ in range(2):
+        state.restore()
+        training.steps = committed
+        training.train(1)
+        for parameter, before in zip(training.parameters.values(), wanted):
+            assert torch.equal(parameter, before)
+
+
+@pytest.mark.parametrize("name", ["Adam", "Muon"])
+def test_elastic_training_goes_on_after_an_error(rank, size, name):
+    plain = Training(maker(name), suits(name)).train(6)
+    training = Training(maker(name), suits(name), shard="optimizer")
+    model = torch.nn.ParameterList(training.parameters.values())
+    state = hvd.elastic.TorchState(model=model, optimizer=training.optimizer, step=0)
+    begun = []
+
+    @hvd.elastic.run
+    def train(state):
+        begun.append(state.step)
+        while state.step < 6:
+            if state.step == 5 and len(begun) == 1 and rank == size - 1:
+                raise hvd.HorovodInternalError("on purpose")
+            training.steps = state.step
+            training.train(1)
+            state.step += 1
+            if state.step % 2 == 0:
+                state.commit()
+
+    train(state)
+    assert begun == [0, 4]
+    assert_same_parameters(training, plain)
+    assert_same(training.optimizer.consolidated_state_dict(), plain.optimizer.state_dict())
+
+
+def test_ranks_that_have_committed_different_steps_are_told(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    training = Training(maker("Adam"), shard="optimizer").train(3)
+    state = hvd.elastic.TorchState(optimizer=training.optimizer)
+    training.train(1)
+    if rank == 0:
+        state.commit()
+    state.restore()
+    with pytest.raises(MismatchError, match=r"different steps.*rank 0: 4, rank 1: 3.*consolidated_state_dict"):
+        state.sync()
+
+
 def test_other_shards_than_before_are_refused(rank, size):
     """As if other ranks had joined the job."""
     training = Training(maker("Adam"), shard="optimizer").train(3)

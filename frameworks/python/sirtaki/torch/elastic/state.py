@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 import torch
 
 import sirtaki.torch as hvd
+from sirtaki.torch._shards import check_steps, is_cut, steps_of
 
 from .sampler import ElasticSampler
 
@@ -160,7 +161,21 @@ class ModelStateHandler(_TrainingHandler):
 
 
 class OptimizerStateHandler(_TrainingHandler):
+    """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has."""
+
+    def save(self) -> None:
+        self._is_of_shards = is_cut(self.value)
+        self._saved = copy.deepcopy(self.value.shard_state_dict() if self._is_of_shards else self.value.state_dict())
+
+    def restore(self) -> None:
+        load = self.value._sirtaki_load_shards if self._is_of_shards else self.value.load_state_dict
+        load(copy.deepcopy(self._saved))
+
     def sync(self) -> None:
+        settings = getattr(self.value, "_sirtaki_settings", None)
+        if settings is not None and settings.rest["shard"]:
+            # Ranks commit by themselves: what one has committed last may be another's last but one.
+            check_steps(steps_of(self.value), hvd.global_process_set, whole_is_given=True)
         hvd.broadcast_optimizer_state(self.value, root_rank=0)
         self.save()
 
