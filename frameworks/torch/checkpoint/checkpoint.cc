@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
+#include "frameworks/torch/checkpoint/checkpoint_reading.h"
 #include "frameworks/torch/checkpoint/checkpoint_sections.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"

@@ -139,6 +139,10 @@ class FileReader {
 std::string TemporaryOf(const std::string& path) { return path + ".tmp"; }
 
 NewCheckpointFile::NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive)
+    : NewCheckpointFile(std::move(path), [&archive](const Sink& sink) { archive.save_to(sink); }) {}
+
+NewCheckpointFile::NewCheckpointFile(std::string path,
+                                     const std::function<void(const Sink&)>& write)
     : path_(std::move(path)) {
   const std::string temporary = TemporaryOf(path_);
   if (unlink(temporary.c_str()) != 0 && errno != ENOENT && errno != ENOTDIR) {
@@ -149,7 +153,7 @@ NewCheckpointFile::NewCheckpointFile(std::string path, torch::serialize::OutputA
   if (file.get() < 0) Fail(temporary, "cannot be made", errno);
   try {
     ArchiveWriter writer(file.get());
-    archive.save_to([&writer](const void* bytes, std::size_t count) -> std::size_t {
+    write([&writer](const void* bytes, std::size_t count) -> std::size_t {
       return writer.Take(bytes, count);
     });
     int error = writer.Finish();

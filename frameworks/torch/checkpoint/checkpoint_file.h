@@ -3,6 +3,8 @@
 // flipped bits.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
 
 namespace torch::serialize {
@@ -19,8 +21,13 @@ std::string TemporaryOf(const std::string& path);
 // text names path and cause, and leaves the file as it was.
 class NewCheckpointFile {
  public:
+  // Takes all of these bytes, and returns their number.
+  using Sink = std::function<std::size_t(const void* bytes, std::size_t count)>;
+
   // Writes it beside the file, and brings it to the disk.
   NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive);
+  // `write`: writes a ZIP file of another kind.
+  NewCheckpointFile(std::string path, const std::function<void(const Sink&)>& write);
   // What has not replaced the file is removed.
   ~NewCheckpointFile();
   NewCheckpointFile(const NewCheckpointFile&) = delete;

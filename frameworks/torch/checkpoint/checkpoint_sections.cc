@@ -22,6 +22,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
+#include "frameworks/torch/checkpoint/checkpoint_reading.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
@@ -40,23 +41,7 @@ using Dict = c10::Dict<std::string, T>;
 using Tensors = Dict<at::Tensor>;
 using Names = c10::List<std::string>;
 
-constexpr std::int64_t kFormat = 1;
-constexpr std::int64_t kFormatOfShards = 2;
-
 // ---- reading, with texts that name what is missing ----
-
-template <class T>
-T Read(InputArchive& archive, const std::string& key) {
-  c10::IValue value;
-  if (!archive.try_read(key, value)) throw std::runtime_error("it has no " + key);
-  return value.to<T>();
-}
-
-InputArchive ReadNested(InputArchive& archive, const std::string& key, const std::string& what) {
-  InputArchive nested;
-  if (!archive.try_read(key, nested)) throw std::runtime_error("it has no " + what);
-  return nested;
-}
 
 template <class T>
 T Find(const Dict<T>& dict, const std::string& name, const std::string& kind) {
@@ -335,16 +320,6 @@ void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>
   archive.write("generators", c10::IValue(states));
 }
 
-int ReadHeader(InputArchive& archive) {
-  const auto format = Read<std::int64_t>(archive, "format");
-  if (format > kFormatOfShards) {
-    throw std::runtime_error("it has format " + std::to_string(format) +
-                             ", of a newer version of the library; this one reads up to " +
-                             std::to_string(kFormatOfShards));
-  }
-  return static_cast<int>(Read<std::int64_t>(archive, "ranks"));
-}
-
 // Takes the optimizer's state away. What it returns gives that back, and the options.
 std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
   struct Before {
@@ -394,7 +369,8 @@ LoadedParts::~LoadedParts() {
 }
 
 std::string LoadedParts::ReadAll(InputArchive& archive, const ReadShards& read_shards) {
-  writers_ = ReadHeader(archive);
+  ReadFormat(archive);
+  writers_ = static_cast<int>(Read<std::int64_t>(archive, "ranks"));
   ReadModels(archive);
   ReadOptimizers(archive, read_shards);
   ReadSmallParts(archive);

@@ -7,7 +7,9 @@
 //   optimizers                         archives of their own, "0", "1", … in the order of the names.
 //                                      Format 2: without those whose state is in shards
 //   shards                             format 2: the name of each rank's file of shards; these have
-//                                      save, the number of the save, and optimizers
+//                                      save, the number of the save, and optimizers, which have
+//                                      begins, counts and (since sirtaki-checkpoint) strides of
+//                                      the parameters beside what SaveOptimizer writes of shards
 //   schedulers                         {scheduler: {member: number}}
 //   integers, numbers, texts, tensors  {value: …}
 //   object_names, objects              as optimizers

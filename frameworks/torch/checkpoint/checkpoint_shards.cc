@@ -7,17 +7,16 @@
 #include <cstdio>
 #include <filesystem>
 #include <random>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 
 #include "core/base/log.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
+#include "frameworks/torch/checkpoint/checkpoint_reading.h"
 
 namespace sirtaki::detail {
 namespace {
 
-using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 namespace fs = std::filesystem;
 
@@ -25,10 +24,6 @@ constexpr std::size_t kSaveDigits = 16;
 
 std::string BeginOfNames(const std::string& path) {
   return fs::path(path).filename().string() + ".shards.";
-}
-
-std::string Beside(const std::string& path, const std::string& name) {
-  return (fs::path(path).parent_path() / name).string();
 }
 
 // Whether the file has shards of another save than this one; "": of any.
@@ -98,26 +93,6 @@ void ShardFiles::RemoveOthers() const {
   } catch (const fs::filesystem_error& error) {
     SIRTAKI_LOG(kWarning, "save_checkpoint: the shards of an earlier save stay: " << error.what());
   }
-}
-
-std::vector<std::string> NamesOfShards(InputArchive& archive) {
-  c10::IValue names;
-  std::vector<std::string> shards;
-  if (!archive.try_read("shards", names)) return shards;
-  for (const c10::IValue& name : names.toListRef()) shards.push_back(name.toStringRef());
-  return shards;
-}
-
-void ReadShardFile(const std::string& path, const std::string& name, InputArchive* archive) {
-  const std::string file = Beside(path, name);
-  if (!ReadCheckpointFile(file, archive)) {
-    throw std::runtime_error(file +
-                             " is missing: the file of a rank's shards of the optimizer's state");
-  }
-  c10::IValue save;
-  const bool fits = archive->try_read("save", save) &&
-                    name.find("." + save.toStringRef() + ".") != std::string::npos;
-  if (!fits) throw std::runtime_error(file + " is of another save");
 }
 
 }  // namespace sirtaki::detail

@@ -37,11 +37,4 @@ class ShardFiles {
   std::vector<std::string> names_;
 };
 
-// The names of the files that a checkpoint tells of; none where no state is in shards.
-std::vector<std::string> NamesOfShards(torch::serialize::InputArchive& archive);
-// Reads one of them. `path`: of the checkpoint. Throws std::runtime_error if it is missing, damaged
-// or of another save.
-void ReadShardFile(const std::string& path, const std::string& name,
-                   torch::serialize::InputArchive* archive);
-
 }  // namespace sirtaki::detail

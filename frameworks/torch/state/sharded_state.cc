@@ -1,5 +1,6 @@
 #include "frameworks/torch/state/sharded_state.h"
 
+#include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 
@@ -89,6 +90,14 @@ void SaveShards(Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shard
   }
   archive.write("begins", c10::IValue(begins));
   archive.write("counts", c10::IValue(counts));
+  // Shards are of elements as these lie in memory. A reader without the parameters learns it here.
+  c10::List<c10::List<std::int64_t>> strides;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      strides.push_back(c10::List<std::int64_t>(parameter.strides()));
+    }
+  }
+  archive.write("strides", c10::IValue(strides));
   const InPlaceOfParameters in_place(optimizer, std::move(shards));
   SaveOptimizer(optimizer, archive);
 }
