@@ -79,6 +79,9 @@ function(sirtaki_add_python_module)
     set_target_properties(sirtaki PROPERTIES
       VERSION "${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}"
       INSTALL_RPATH "$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib")
+    set_target_properties(sirtaki-checkpoint PROPERTIES
+      INSTALL_RPATH "$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib")
+    install(TARGETS sirtaki-checkpoint RUNTIME DESTINATION sirtaki/bin COMPONENT python)
     if(SIRTAKI_HAVE_LAUNCH)
       install(TARGETS sirtakirun RUNTIME DESTINATION sirtaki/bin COMPONENT python)
     endif()

@@ -24,7 +24,8 @@ FLOORS = {
     "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
     "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
     "session": [["base"], ["inproc", "single"], [""], ["mpi", "no_mpi"]],
-    "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"], [""]],
+    "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
+                         ["checkpoint/tool"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
 }
 OUTSIDE = {"tests", "examples", "benchmarks"}

@@ -1,10 +1,14 @@
-"""This module knows where sirtakirun is, and is the command of this name that an installed package puts on PATH."""
+"""This module knows where sirtakirun is, and is the commands that an installed package puts on PATH."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+
+
+def _installed(program: str) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", program)
 
 
 def launcher_path() -> str:
@@ -14,8 +18,7 @@ def launcher_path() -> str:
     """
     from sirtaki import _build
 
-    installed = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "sirtakirun")
-    for path in (installed, _build.launcher):
+    for path in (_installed("sirtakirun"), _build.launcher):
         if path and os.access(path, os.X_OK):
             return path
     found = shutil.which("sirtakirun")
@@ -26,4 +29,9 @@ def launcher_path() -> str:
 
 def main() -> None:
     path = launcher_path()
+    os.execv(path, [path, *sys.argv[1:]])
+
+
+def checkpoint_main() -> None:
+    path = _installed("sirtaki-checkpoint")
     os.execv(path, [path, *sys.argv[1:]])
