@@ -1,4 +1,4 @@
-"""checkpoint_tool.py FOLDER NAME: goes on in Python from what sirtaki-checkpoint made of a checkpoint of checkpoint_tool.cc."""
+"""checkpoint_tool.py FOLDER NAME...: goes on in Python from what sirtaki-checkpoint made of a checkpoint of checkpoint_tool.cc."""
 
 import os
 import sys
@@ -22,8 +22,7 @@ class Net(torch.nn.Module):
         return self.output(torch.tanh(self.norm(self.hidden(x))))
 
 
-def main():
-    folder, name = sys.argv[1:]
+def go_on(folder, name):
     saved = torch.load(os.path.join(folder, name + ".py.pt"), weights_only=True)
     after = torch.load(os.path.join(folder, name + ".after.py.pt"), weights_only=True)["model"]
     assert saved["epoch"] == 3 and list(saved["generators"]) == ["default"], saved.keys()
@@ -45,8 +44,8 @@ def main():
         torch.testing.assert_close(here[key], value, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{name}: {key}: {text}")
     moved = max((a - b).abs().max().item() for a, b in zip(before, net.parameters()))
     assert moved > 1e-3, f"{name}: the step changed no parameter by more than {moved}"
-    torch.save(optimizer.state_dict(), os.path.join(folder, "again.pt"))
     print(f"{name}: goes on in Python")
 
 
-main()
+for each in sys.argv[2:]:
+    go_on(sys.argv[1], each)

@@ -11,9 +11,11 @@ trap 'rm -rf "$scratch"' EXIT
 for ranks in $(sample 1 1 2 3); do
   mkdir "$scratch/$ranks"
   bash "$here/../support/mpirun.sh" "$ranks" "$program" "$scratch/$ranks"
-  for name in Adam AdamW SGD RMSprop Adagrad; do
+  names=(Adam AdamW SGD RMSprop Adagrad)
+  for name in "${names[@]}"; do
     "$tool" verify "$scratch/$ranks/$name"
     for file in "$name" "$name.after"; do "$tool" consolidate --python "$scratch/$ranks/$file" "$scratch/$ranks/$file.py.pt"; done
-    "$python" -W ignore "$here/checkpoint_tool.py" "$scratch/$ranks" "$name"
   done
+  "$python" -W ignore "$here/checkpoint_tool.py" "$scratch/$ranks" "${names[@]}" | tee "$scratch/output"
+  [ "$(wc -l <"$scratch/output")" = ${#names[@]} ]
 done

@@ -371,6 +371,10 @@ TEST(CheckpointToolTest, WhatIsThereIsReplacedOnlyByForce) {
     EXPECT_THAT(refused.output, HasSubstr(out + " is there already: --force replaces it"));
     EXPECT_EQ(fs::file_size(out), 8);
   }
+  const std::string nowhere = folder.File("nowhere/out.pt");
+  const Ended failed = RunTool("consolidate " + file + " " + nowhere);
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_THAT(failed.output, StartsWith("sirtaki-checkpoint: " + nowhere + ".tmp: cannot be made"));
   EXPECT_EQ(RunTool("consolidate " + file + " " + out + " --force").code, 0);
   EXPECT_EQ(RunTool("verify " + out).code, 0);
 }

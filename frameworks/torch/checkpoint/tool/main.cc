@@ -362,7 +362,7 @@ void Consolidate(const std::string& path, const std::string& out, bool python, b
   InShards in_shards = OptimizersInShards(index);
   for (const auto& name : index.shards) AddShards(path, name, index, /*keep=*/true, &in_shards);
   FinishAll(path, index, in_shards);
-  About(path, [&] { (python ? WritePython : WritePlain)(out, index, in_shards); });
+  About(out, [&] { (python ? WritePython : WritePlain)(out, index, in_shards); });
   Print(out + ": " + SizeText(out));
 }
 
