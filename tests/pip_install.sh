@@ -26,7 +26,7 @@ printf 'pip_install: pip install . took %d s\n' $((SECONDS - begin))
 cd "$environment"   # nothing of the sources' folder is to be imported
 tests=$sources/tests   # of the same moment as what was installed
 "$python" -c 'import sirtaki.torch, sys; assert sirtaki.torch.__file__.startswith(sys.prefix), sirtaki.torch.__file__'
-"$environment/bin/sirtaki-checkpoint" --help | diff "$tests/torch/checkpoint_tool/help.txt" -
+"$environment/bin/sirtaki-checkpoint" --help | diff "$tests/torch/checkpoint/tool/help.txt" -
 bash "$tests/python/examples_test.sh" "$environment/bin/sirtakirun" "$python"
 for ranks in 1 2 3 4; do
   bash "$tests/support/mpirun.sh" "$ranks" "$python" -m pytest -q -p no:cacheprovider "$tests/python"

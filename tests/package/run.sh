@@ -30,7 +30,7 @@ if ldd "$work/build/outside" | grep -F libmpi; then
   bash "$here/../support/mpirun.sh" 2 "$work/build/outside_mpi"
 fi
 # The installed program finds LibTorch, and needs neither the library nor MPI.
-"$work/prefix/bin/sirtaki-checkpoint" --help | diff "$here/../torch/checkpoint_tool/help.txt" -
+"$work/prefix/bin/sirtaki-checkpoint" --help | diff "$here/../torch/checkpoint/tool/help.txt" -
 if ldd "$work/prefix/bin/sirtaki-checkpoint" | grep -E "libmpi|libsirtaki"; then echo "sirtaki-checkpoint needs more than LibTorch"; exit 1; fi
 if [ -x "$work/prefix/bin/sirtakirun" ]; then
   ctest --test-dir "$work/build" --output-on-failure --no-tests=error

@@ -438,7 +438,7 @@ TEST(CheckpointToolTest, WrongUseIsSaid) {
 TEST(CheckpointToolTest, TheHelpIsThatOfTheGoldenFile) {
   const Ended ended = RunTool("--help");
   EXPECT_EQ(ended.code, 0);
-  std::ifstream golden(SIRTAKI_SOURCE_DIR "/tests/torch/checkpoint_tool/help.txt");
+  std::ifstream golden(SIRTAKI_SOURCE_DIR "/tests/torch/checkpoint/tool/help.txt");
   EXPECT_EQ(ended.output, std::string(std::istreambuf_iterator<char>(golden), {}));
 }
 
