@@ -78,7 +78,7 @@ std::string SavedOptimizer::Kind() const {
 }
 
 // The archive of a rank names, in each group, only the parameters that it has something of.
-std::vector<Piece> SavedOptimizer::ReadPieces(InputArchive& archive) {
+std::vector<Piece> SavedOptimizer::ReadPieces(InputArchive& archive, bool keep) {
   c10::IValue begins;
   c10::IValue counts;
   c10::IValue strides;
@@ -91,18 +91,28 @@ std::vector<Piece> SavedOptimizer::ReadPieces(InputArchive& archive) {
                              " parameters, and the optimizer has " + std::to_string(places));
   }
   InputArchive own = ReadNested(archive, "optimizer", "optimizer");
-  InputArchive states = ReadNested(own, "state", "state as LibTorch's optimizers save it");
-  InputArchive groups =
-      ReadNested(own, "param_groups", "groups as LibTorch's optimizers save them");
-  if (ReadCount(groups, "param_groups/size") != static_cast<std::int64_t>(groups_.size())) {
+  InputArchive states;
+  InputArchive groups;
+  const bool is_known = own.try_read("state", states) && own.try_read("param_groups", groups);
+  if (!is_known && (keep || !is_shard)) {
+    throw std::runtime_error(
+        "the optimizer's save() does not write what LibTorch's classes write: only "
+        "load_checkpoint() "
+        "in its program can read it");
+  }
+  if (is_known &&
+      ReadCount(groups, "param_groups/size") != static_cast<std::int64_t>(groups_.size())) {
     throw std::runtime_error("it has another number of groups than its description");
   }
   std::vector<Piece> pieces;
   std::map<std::string, std::size_t> first_places;  // by the parameter's key on that rank
   for (std::size_t g = 0; g < groups_.size(); ++g) {
-    InputArchive group = ReadNested(groups, "param_groups/" + std::to_string(g), "group");
-    InputArchive options = ReadNested(group, "options", "options of a group");
-    groups_[g].options = ItemsOf(options);
+    InputArchive group;
+    if (is_known) {
+      group = ReadNested(groups, "param_groups/" + std::to_string(g), "group");
+      InputArchive options = ReadNested(group, "options", "options of a group");
+      groups_[g].options = ItemsOf(options);
+    }
     std::int64_t index = 0;
     for (const std::size_t place : groups_[g].places) {
       Parameter& parameter = parameters_[place];
@@ -116,15 +126,18 @@ std::vector<Piece> SavedOptimizer::ReadPieces(InputArchive& archive) {
         }
         if (piece.count == 0) continue;
       }
-      const auto key = Read<std::string>(group, "params/" + std::to_string(index++));
-      piece.first_place = first_places.emplace(key, place).first->second;
       InputArchive state;
-      if (piece.first_place == place && states.try_read(key, state)) {
+      std::string key;
+      if (is_known) {
+        key = Read<std::string>(group, "params/" + std::to_string(index++));
+        piece.first_place = first_places.emplace(key, place).first->second;
+      }
+      if (is_known && piece.first_place == place && states.try_read(key, state)) {
         for (auto& [name, value] : ItemsOf(state)) piece.state.emplace(name, std::move(value));
       }
       pieces.push_back(std::move(piece));
     }
-    if (index != ReadCount(group, "params/size")) {
+    if (is_known && index != ReadCount(group, "params/size")) {
       throw std::runtime_error("group " + std::to_string(g) +
                                " has other parameters than its shards");
     }
@@ -133,7 +146,7 @@ std::vector<Piece> SavedOptimizer::ReadPieces(InputArchive& archive) {
 }
 
 std::vector<Piece> SavedOptimizer::Add(InputArchive& archive, bool keep) {
-  std::vector<Piece> pieces = ReadPieces(archive);
+  std::vector<Piece> pieces = ReadPieces(archive, keep);
   for (const Piece& piece : pieces) {
     parameters_[piece.place].first_place = piece.first_place;
     ranges_[piece.place].emplace_back(piece.begin, piece.begin + piece.count);

@@ -48,7 +48,8 @@ class SavedOptimizer {
   explicit SavedOptimizer(const std::vector<std::string>& lines);
 
   // Takes one rank's archive, and returns what that has. `keep`: false: tensors are looked at, and
-  // the states of the parameters stay without them.
+  // the states of the parameters stay without them; of shards that an optimizer's own kind of save()
+  // has written only the ranges are looked at.
   std::vector<Piece> Add(torch::serialize::InputArchive& archive, bool keep = true);
   // Throws if what was added is not all of each parameter, once.
   void Finish() const;
@@ -62,7 +63,7 @@ class SavedOptimizer {
   std::string Kind() const;
 
  private:
-  std::vector<Piece> ReadPieces(torch::serialize::InputArchive& archive);
+  std::vector<Piece> ReadPieces(torch::serialize::InputArchive& archive, bool keep);
   void Merge(const Piece& piece, bool keep);
 
   std::vector<Group> groups_;

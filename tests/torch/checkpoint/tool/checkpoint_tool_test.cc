@@ -405,6 +405,35 @@ TEST(CheckpointToolTest, TwoPartsOfOneNameAndAnOptimizerThatPythonDoesNotHave) {
   EXPECT_EQ(dict.size(), 3);
 }
 
+struct OwnSave : SGD {
+  using SGD::SGD;
+  void save(torch::serialize::OutputArchive& archive) const override {
+    archive.write("mine", c10::IValue(std::int64_t{1}));
+  }
+};
+
+TEST(CheckpointToolTest, ShardsOfAnOptimizerWithItsOwnSaveAreVerifiedOnly) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  RunTorchRanks(2, [&](int) {
+    SmallNet net;
+    auto optimizer = DistributedOptimizer(
+        OwnSave(net.parameters(), SGDOptions(0.1).momentum(0.9)), net.named_parameters(),
+        DistributedOptimizerOptions().shard(Shard::OptimizerState));
+    Loss(net, BatchOfRank(0, 0)).backward();
+    optimizer.step();
+    save_checkpoint(file, Checkpoint().model(net).optimizer(optimizer));
+  });
+  EXPECT_EQ(RunTool("verify " + file).code, 0);
+  EXPECT_EQ(RunTool("list " + file).code, 0);
+  const Ended ended = RunTool("consolidate " + file + " " + folder.File("out.pt"));
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.output, HasSubstr(".shards."));
+  EXPECT_THAT(ended.output, HasSubstr("only load_checkpoint() in its program can read it"));
+  fs::copy_file(ShardOf(file, 0), ShardOf(file, 1), fs::copy_options::overwrite_existing);
+  EXPECT_EQ(RunTool("verify " + file).code, 1);
+}
+
 TEST(CheckpointToolTest, ATypeThatPythonWouldNotReadIsNamed) {
   const ScratchFolder folder;
   const std::string file = folder.File("run.pt");
