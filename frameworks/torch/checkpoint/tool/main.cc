@@ -313,15 +313,19 @@ void AddOptimizersTo(PythonFile* file, Index& index, InShards in_shards) {
   InputArchive all = ReadNested(index.archive, "optimizers", "optimizers");
   for (const OptimizerOfFile& one : index.optimizers) {
     SavedOptimizer& saved = in_shards.try_emplace(one.key, one.lines).first->second;
-    if (saved.Kind().empty()) {
-      Complain("optimizer " + Quoted(one.name) +
-               " is left out: it is none of SGD, Adam, AdamW, "
-               "RMSprop and Adagrad, whose state Python's torch.optim has as well");
+    try {
+      if (saved.Kind().empty()) {
+        throw std::runtime_error(
+            "it is none of SGD, Adam, AdamW, RMSprop and Adagrad, whose state Python's torch.optim "
+            "has as well");
+      }
+      if (!one.in_shards) {
+        InputArchive own = ReadNested(all, one.key, "optimizer");
+        saved.Add(own);
+      }
+    } catch (const std::exception& error) {
+      Complain("optimizer " + Quoted(one.name) + " is left out: " + TextOf(error));
       continue;
-    }
-    if (!one.in_shards) {
-      InputArchive own = ReadNested(all, one.key, "optimizer");
-      saved.Add(own);
     }
     file->Add("optimizer", one.name, PythonStateOf(saved));
   }

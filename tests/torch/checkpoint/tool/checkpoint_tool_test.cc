@@ -379,6 +379,13 @@ TEST(CheckpointToolTest, WhatIsThereIsReplacedOnlyByForce) {
   EXPECT_EQ(RunTool("verify " + out).code, 0);
 }
 
+struct OwnSave : SGD {
+  using SGD::SGD;
+  void save(torch::serialize::OutputArchive& archive) const override {
+    archive.write("mine", c10::IValue(std::int64_t{1}));
+  }
+};
+
 TEST(CheckpointToolTest, TwoPartsOfOneNameAndAnOptimizerThatPythonDoesNotHave) {
   const ScratchFolder folder;
   const std::string file = folder.File("run.pt");
@@ -386,16 +393,19 @@ TEST(CheckpointToolTest, TwoPartsOfOneNameAndAnOptimizerThatPythonDoesNotHave) {
     SmallNet net;
     torch::optim::LBFGS lbfgs(net.parameters(), torch::optim::LBFGSOptions(0.1));
     SGD sgd(net.parameters(), SGDOptions(0.1));
+    OwnSave own(net.parameters(), SGDOptions(0.1));
     torch::optim::StepLR scheduler(sgd, 2);
     save_checkpoint(file, Checkpoint()
                               .model(net, "a")
                               .optimizer(sgd, "a")
                               .optimizer(lbfgs, "b")
+                              .optimizer(own, "c")
                               .scheduler(scheduler));
   });
   const Ended ended = RunTool("consolidate " + file + " " + folder.File("out.pt") + " --python");
   EXPECT_EQ(ended.code, 0);
   EXPECT_THAT(ended.output, AllOf(HasSubstr("optimizer \"b\" is left out"),
+                                  HasSubstr("optimizer \"c\" is left out"),
                                   HasSubstr("scheduler \"scheduler\" is left out")));
   std::ifstream stream(folder.File("out.pt"), std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(stream)),
@@ -404,13 +414,6 @@ TEST(CheckpointToolTest, TwoPartsOfOneNameAndAnOptimizerThatPythonDoesNotHave) {
   EXPECT_TRUE(dict.contains("model a") && dict.contains("optimizer a"));
   EXPECT_EQ(dict.size(), 3);
 }
-
-struct OwnSave : SGD {
-  using SGD::SGD;
-  void save(torch::serialize::OutputArchive& archive) const override {
-    archive.write("mine", c10::IValue(std::int64_t{1}));
-  }
-};
 
 TEST(CheckpointToolTest, ShardsOfAnOptimizerWithItsOwnSaveAreVerifiedOnly) {
   const ScratchFolder folder;
