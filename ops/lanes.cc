@@ -114,7 +114,7 @@ nccl::DeviceLane* Lanes::LaneOf(const GroupTask& group) {
 
 nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   auto rendezvous = std::make_shared<nccl::Rendezvous>();
-  rendezvous->told = std::make_shared<core::HandleState>(nullptr, nullptr);
+  rendezvous->told = std::make_shared<core::HandleState>();
   Status failure;
   if (!has_device) {
     failure = {StatusCode::kUnsupported,

@@ -5,33 +5,8 @@
 
 namespace sirtaki::core {
 
-namespace {
-
-class Functions final : public HandleWatcher {
- public:
-  Functions(std::function<void()> on_complete, std::function<void()> on_observed)
-      : on_complete_(std::move(on_complete)), on_observed_(std::move(on_observed)) {}
-  void Completed() override {
-    if (on_complete_) on_complete_();
-  }
-  void Observed(const Key& /*key*/) override {
-    if (on_observed_) on_observed_();
-  }
-
- private:
-  const std::function<void()> on_complete_;
-  const std::function<void()> on_observed_;
-};
-
-}  // namespace
-
 HandleState::HandleState(std::shared_ptr<HandleWatcher> watcher, Key key)
     : watcher_(std::move(watcher)), key_(std::move(key)) {}
-
-HandleState::HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
-                         Key key)
-    : HandleState(std::make_shared<Functions>(std::move(on_complete), std::move(on_observed)),
-                  std::move(key)) {}
 
 // Nobody can see the end any more, so the name must not stay taken.
 HandleState::~HandleState() { Observe(); }

@@ -35,10 +35,8 @@ class HandleWatcher {
 class HandleState {
  public:
   // `watcher`: null: nobody is told. `key`: of the work, for texts.
-  HandleState(std::shared_ptr<HandleWatcher> watcher, Key key);
-  // Functions, perhaps null, are called as a HandleWatcher's.
-  HandleState(std::function<void()> on_complete, std::function<void()> on_observed,
-              Key key = Key::Unnamed(kWorldSet, 0));
+  explicit HandleState(std::shared_ptr<HandleWatcher> watcher = nullptr,
+                       Key key = Key::Unnamed(kWorldSet, 0));
   ~HandleState();
   HandleState(const HandleState&) = delete;
   HandleState& operator=(const HandleState&) = delete;

@@ -284,12 +284,10 @@ DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
   message.host->request.asked = std::move(signature);
   message.host->peer = work->peer;
   message.host->tag = work->tag;
-  message.host->handle = std::make_shared<core::HandleState>(
-      [of = std::weak_ptr<Impl>(impl_)] {
-        if (const auto impl = of.lock()) impl->Ring();
-      },
-      nullptr, work->request.key);
-  message.host->handle->BeginWait();  // so that its end rings
+  message.host->handle = std::make_shared<core::HandleState>(nullptr, work->request.key);
+  message.host->handle->Then([of = std::weak_ptr<Impl>(impl_)] {
+    if (const auto impl = of.lock()) impl->Ring();
+  });
   message.there = std::make_shared<std::atomic<bool>>(false);
   message.work = std::move(work);
   HostPart part{message.host, message.there};

@@ -19,7 +19,7 @@ namespace sirtaki::ops::nccl {
 // Shared by the lane that brings the tensors and the one that reduces them.
 struct HostBounce {
   std::vector<core::WorkPtr> works;  // by item; in place, in memory that is set before `there`
-  core::HandlePtr done = std::make_shared<core::HandleState>(nullptr, nullptr);  // by the host
+  core::HandlePtr done = std::make_shared<core::HandleState>();  // by the host
   std::shared_ptr<std::atomic<bool>> there = std::make_shared<std::atomic<bool>>(false);
 };
 using HostBouncePtr = std::shared_ptr<HostBounce>;

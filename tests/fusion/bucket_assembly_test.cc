@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/calling_watcher.h"
+
 namespace sirtaki::fusion {
 namespace {
 
@@ -37,9 +39,9 @@ core::WorkPtr Part(bool absent = false, const std::string& invalid = {}) {
 // Submit does what a session does.
 void Submit(BucketAssembly& bucket, std::atomic<int>* observed = nullptr) {
   const core::WorkPtr whole = bucket.Assemble();
-  whole->handle = std::make_shared<HandleState>(nullptr, [observed] {
+  whole->handle = std::make_shared<HandleState>(tests::WhenObserved([observed] {
     if (observed != nullptr) ++*observed;
-  });
+  }));
   bucket.NoteSubmitted(whole);
 }
 

@@ -137,7 +137,7 @@ TEST_F(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
         core::Signature{.reduction = ReduceOp::kAdasum, .shape = {count}});
     item.work = std::make_shared<core::Work>();
     item.work->input = item.work->output = gradient.data();
-    item.work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    item.work->handle = std::make_shared<core::HandleState>();
     const core::HandlePtr handle = item.work->handle;
     core::RunBatch batch = ops::SmallBatch(size());
     batch.items.push_back(std::move(item));

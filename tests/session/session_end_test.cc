@@ -41,13 +41,11 @@ class SessionEndTest : public testing::Test {
     const auto status = Session::CreateInproc(std::make_shared<InprocWorld>(1), 0,
                                               tests::SessionOptions(), &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    vector_.work().handle = std::make_shared<core::HandleState>(
-        [this] {
-          inside_.count_down();
-          open_.wait();
-        },
-        nullptr);
-    vector_.work().handle->BeginWait();  // so that completing it calls back
+    vector_.work().handle = std::make_shared<core::HandleState>();
+    vector_.work().handle->Then([this] {
+      inside_.count_down();
+      open_.wait();
+    });
     caller_ = std::thread([this] { static_cast<void>(vector_.Submit(*session_)); });
     inside_.wait();
   }

@@ -325,7 +325,7 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
   item.silent = c.joined;
   if (c.Joined(rank)) return item;
 
-  handle_ = std::make_shared<core::HandleState>(nullptr, nullptr);
+  handle_ = std::make_shared<core::HandleState>();
   memory_ = std::make_shared<Tensors>();
   Tensors* const memory = memory_.get();
   memory->input = InputOf(c, rank);

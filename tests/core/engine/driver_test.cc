@@ -15,6 +15,7 @@
 
 #include "core/engine/driver_inl.h"
 #include "core/engine/work.h"
+#include "tests/support/calling_watcher.h"
 #include "tests/support/interleaver.h"
 #include "tests/support/test_scale.h"
 
@@ -49,7 +50,7 @@ class FakeRounds : public Rounds {
 
   HandlePtr Submit(Duration lasts) {
     Interleaver::Current().Step();
-    auto handle = std::make_shared<HandleState>([this] { bell_.Wake(); }, nullptr);
+    auto handle = std::make_shared<HandleState>(tests::WhenCompleted([this] { bell_.Wake(); }));
     fresh_.push_back({handle, lasts, {}});
     return handle;
   }

@@ -397,10 +397,9 @@ TEST(EngineTest, WhatIsResolvedCompletesWhenTheQueueClosesMeanwhile) {
   wrong->request.invalid = "wrong";
   // The handle does what a data thread does that fails while the batch [Run a, Fail b, Run c] is
   // being started.
-  wrong->handle = std::make_shared<HandleState>(
-      [&world] { world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x"); },
-      nullptr);
-  wrong->handle->BeginWait();
+  wrong->handle = std::make_shared<HandleState>();
+  wrong->handle->Then(
+      [&world] { world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x"); });
   for (const WorkPtr& work : {first, wrong, last}) {
     EXPECT_TRUE(world[0].engine->Submit(work, false).ok());
   }

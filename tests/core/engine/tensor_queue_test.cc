@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/calling_watcher.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::core {
@@ -29,13 +30,14 @@ class TensorQueueTest : public ::testing::Test {
     auto work = std::make_shared<Work>();
     work->request.key = key;
     work->deadline = deadline;
-    work->handle = std::make_shared<HandleState>(nullptr, [this, key] { queue_.ReleaseName(key); });
+    work->handle = std::make_shared<HandleState>(
+        tests::WhenObserved([this, key] { queue_.ReleaseName(key); }));
     return work;
   }
   static WorkPtr MakeUnnamed(SetNumber set) {
     auto work = std::make_shared<Work>();
     work->request.key = Key::Unnamed(set, 0);
-    work->handle = std::make_shared<HandleState>(nullptr, nullptr);
+    work->handle = std::make_shared<HandleState>();
     return work;
   }
   void Finish(const WorkPtr& work) {
@@ -203,7 +205,7 @@ TEST_F(TensorQueueTest, HandlesDroppedByClosingReleaseTheirNames) {
 TEST(TensorQueueLifeTest, PendingWorkCompletesWhenTheQueueGoes) {
   auto work = std::make_shared<Work>();
   work->request.key = Key::Named(0, "w");
-  work->handle = std::make_shared<HandleState>(nullptr, nullptr);
+  work->handle = std::make_shared<HandleState>();
   {
     TensorQueue queue;
     ASSERT_TRUE(queue.Push(work).ok());
@@ -245,9 +247,8 @@ TEST(TensorQueueThreadsTest, EveryAcceptedEntryCompletesExactlyOnce) {
         work->request.key = i % 2 == 0
                                 ? Key::Unnamed(static_cast<SetNumber>(pusher), 0)
                                 : Key::Named(0, std::to_string(pusher) + "/" + std::to_string(i));
-        // Somebody waits for each, so each completion is counted.
-        work->handle = std::make_shared<HandleState>([&] { ++completed; }, nullptr);
-        work->handle->BeginWait();
+        work->handle = std::make_shared<HandleState>();
+        work->handle->Then([&] { ++completed; });
         if (queue.Push(work).ok()) ++accepted;
       }
       --left;

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "core/base/thread_annotations.h"
+#include "tests/support/calling_watcher.h"
 
 namespace sirtaki::core {
 namespace {
 
 TEST(HandleStateTest, TheFirstCompletionWins) {
-  HandleState handle(nullptr, nullptr);
+  HandleState handle;
   EXPECT_FALSE(handle.done());
   EXPECT_TRUE(handle.Complete(Status(StatusCode::kPeerLost, "first")));
   EXPECT_FALSE(handle.Complete(Status::Ok()));
@@ -22,7 +23,7 @@ TEST(HandleStateTest, TheFirstCompletionWins) {
 }
 
 TEST(HandleStateTest, WhatComesThenIsCalledOnceWhenTheHandleIsComplete) {
-  HandleState handle(nullptr, nullptr);
+  HandleState handle;
   int early = 0;
   int late = 0;
   handle.Then([&] {
@@ -40,18 +41,18 @@ TEST(HandleStateTest, WhatComesThenIsCalledOnceWhenTheHandleIsComplete) {
 
 TEST(HandleStateTest, CompletionRingsOnlyIfSomebodyWaits) {
   int rings = 0;
-  HandleState alone([&] { ++rings; }, nullptr);
+  HandleState alone(tests::WhenCompleted([&] { ++rings; }));
   alone.Complete(Status::Ok());
   EXPECT_EQ(rings, 0);
 
-  HandleState awaited([&] { ++rings; }, nullptr);
+  HandleState awaited(tests::WhenCompleted([&] { ++rings; }));
   awaited.BeginWait();
   awaited.Complete(Status::Ok());
   awaited.Complete(Status::Ok());
   EXPECT_EQ(rings, 1);
   awaited.EndWait();
 
-  HandleState left([&] { ++rings; }, nullptr);
+  HandleState left(tests::WhenCompleted([&] { ++rings; }));
   left.BeginWait();
   left.EndWait();
   left.Complete(Status::Ok());
@@ -61,7 +62,7 @@ TEST(HandleStateTest, CompletionRingsOnlyIfSomebodyWaits) {
 TEST(HandleStateTest, TheRingComesAfterTheStateIsVisible) {
   HandleState* seen = nullptr;
   bool done_at_ring = false;
-  HandleState handle([&] { done_at_ring = seen->done(); }, nullptr);
+  HandleState handle(tests::WhenCompleted([&] { done_at_ring = seen->done(); }));
   seen = &handle;
   handle.BeginWait();
   handle.Complete(Status::Ok());
@@ -71,7 +72,7 @@ TEST(HandleStateTest, TheRingComesAfterTheStateIsVisible) {
 TEST(HandleStateTest, IsObservedOnce) {
   int observed = 0;
   {
-    HandleState handle(nullptr, [&] { ++observed; });
+    HandleState handle(tests::WhenObserved([&] { ++observed; }));
     handle.Complete(Status::Ok());
     EXPECT_EQ(observed, 0);
     handle.Observe();
@@ -84,13 +85,13 @@ TEST(HandleStateTest, IsObservedOnce) {
 TEST(HandleStateTest, DroppingItObservesIt) {
   int observed = 0;
   {
-    HandleState handle(nullptr, [&] { ++observed; });
+    HandleState handle(tests::WhenObserved([&] { ++observed; }));
   }
   EXPECT_EQ(observed, 1);
 }
 
 TEST(HandleStateTest, AbsenceIsToldWithTheEnd) {
-  HandleState handle(nullptr, nullptr);
+  HandleState handle;
   EXPECT_FALSE(handle.absent_everywhere());
   handle.SetAbsentEverywhere();
   handle.Complete(Status::Ok());
@@ -99,7 +100,7 @@ TEST(HandleStateTest, AbsenceIsToldWithTheEnd) {
 
 TEST(HandleStateTest, OfManyCompletersOneWins) {
   for (int round = 0; round < 200; ++round) {
-    HandleState handle(nullptr, nullptr);
+    HandleState handle;
     std::atomic<int> winners{0};
     std::atomic<int> winner{-1};
     std::vector<std::thread> threads;
@@ -129,13 +130,11 @@ TEST(HandleStateTest, NoWaiterIsMissed) {
       MutexLock lock(mutex);
       rings = 0;
     }
-    auto handle = std::make_shared<HandleState>(
-        [&] {
-          MutexLock lock(mutex);
-          ++rings;
-          bell.NotifyAll();
-        },
-        nullptr);
+    auto handle = std::make_shared<HandleState>(tests::WhenCompleted([&] {
+      MutexLock lock(mutex);
+      ++rings;
+      bell.NotifyAll();
+    }));
     std::thread completer([handle] { handle->Complete(Status::Ok()); });
     handle->BeginWait();
     if (!handle->done()) {
@@ -152,7 +151,7 @@ TEST(HandleStateTest, NoWaiterIsMissed) {
 }
 
 TEST(HandleStateTest, WorkInPiecesIsCompleteWithTheLast) {
-  HandleState handle([] {}, [] {});
+  HandleState handle;
   handle.AddPiece();
   handle.EndPiece(Status::Ok());
   EXPECT_FALSE(handle.done());
@@ -162,7 +161,7 @@ TEST(HandleStateTest, WorkInPiecesIsCompleteWithTheLast) {
 }
 
 TEST(HandleStateTest, OneOfItsPiecesFailsTheWork) {
-  HandleState handle([] {}, [] {});
+  HandleState handle;
   handle.AddPiece();
   handle.EndPiece({StatusCode::kBackend, "broken"});
   ASSERT_TRUE(handle.done());
@@ -171,7 +170,7 @@ TEST(HandleStateTest, OneOfItsPiecesFailsTheWork) {
 }
 
 TEST(HandleStateTest, PartsThatNobodyHadAreToldWhereTheWorkIsDone) {
-  HandleState handle([] {}, [] {});
+  HandleState handle;
   handle.SetAbsentParts({false, true});
   handle.Complete(Status::Ok());
   EXPECT_FALSE(handle.PartIsAbsent(0));

@@ -261,7 +261,7 @@ TEST_P(AdasumLanesTest, EqualGradientsAreTheResult) {
         core::Signature{.reduction = ReduceOp::kAdasum, .shape = {7}});
     item.work = std::make_shared<core::Work>();
     item.work->input = item.work->output = gradient.data();
-    item.work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    item.work->handle = std::make_shared<core::HandleState>();
     const core::HandlePtr handle = item.work->handle;
     batch.items.push_back(std::move(item));
     lanes.Start(std::move(batch), core::Clock::now());

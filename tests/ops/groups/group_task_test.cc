@@ -20,7 +20,7 @@ core::RunItem CallOf(const std::string& name, const std::vector<std::int64_t>& c
                      bool has_work = true) {
   core::Signature signature;
   auto work = std::make_shared<core::Work>();
-  work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+  work->handle = std::make_shared<core::HandleState>();
   if (counts.size() == 1) signature.shape = counts;
   for (std::size_t i = 0; counts.size() > 1 && i < counts.size(); ++i) {
     signature.parts.push_back(

@@ -36,7 +36,7 @@ struct Tensor {
     auto work = std::make_shared<core::Work>();
     work->input = values.data();
     work->output = values.data();
-    work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    work->handle = std::make_shared<core::HandleState>();
     item = {.key = core::Key::Named(core::kWorldSet, name),
             .signature = std::move(signature),
             .work = std::move(work),

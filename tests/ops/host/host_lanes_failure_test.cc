@@ -33,9 +33,7 @@ using core::Status;
 using core::StatusCode;
 using tests::FakeBackend;
 
-core::HandlePtr NewHandle() {
-  return std::make_shared<core::HandleState>([] {}, [] {});
-}
+core::HandlePtr NewHandle() { return std::make_shared<core::HandleState>(); }
 
 // Lanes of one rank over the fake, and what they called back.
 struct Bench {

@@ -24,7 +24,7 @@ int OperationsOfABatch(HostLanes& lanes, tests::FakeBackend& backend, const core
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto work = std::make_shared<core::Work>();
     work->input = work->output = tensors[i].data();
-    work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+    work->handle = std::make_shared<core::HandleState>();
     core::RunItem item;
     item.key = core::Key::Named(core::kWorldSet, std::to_string(i));
     item.signature = std::make_shared<const core::Signature>(core::Signature{.shape = {10}});

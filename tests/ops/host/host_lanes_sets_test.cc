@@ -34,7 +34,7 @@ using tests::RankThreads;
 
 core::WorkPtr NewWork() {
   auto work = std::make_shared<core::Work>();
-  work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+  work->handle = std::make_shared<core::HandleState>();
   return work;
 }
 

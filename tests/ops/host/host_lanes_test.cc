@@ -204,9 +204,7 @@ struct Side {
   bool in_place = false;
 };
 
-core::HandlePtr NewCaseHandle() {
-  return std::make_shared<core::HandleState>([] {}, [] {});
-}
+core::HandlePtr NewCaseHandle() { return std::make_shared<core::HandleState>(); }
 
 std::int64_t InputCount(const Case& c, int rank) {
   const std::int64_t count = c.signature.ElementCount();

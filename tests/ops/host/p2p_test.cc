@@ -113,7 +113,7 @@ class P2pRank {
     work->peer = peer;
     work->tag = tag;
     work->input = work->output = memory.data();
-    work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+    work->handle = std::make_shared<core::HandleState>();
     lanes->StartP2p(work, core::Clock::now(), std::move(there));
     return work;
   }

@@ -53,7 +53,7 @@ Floats Of(std::int64_t count, float value) {
 DeviceWork& OnGpu(const core::RunItem& item) { return cuda::AsDeviceWork(*item.work); }
 
 core::HandlePtr GiveHandle(core::RunItem& item) {
-  item.work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+  item.work->handle = std::make_shared<core::HandleState>();
   return item.work->handle;
 }
 

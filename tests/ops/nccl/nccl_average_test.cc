@@ -63,7 +63,7 @@ Halves Average(FakeGpus& gpus, const SmallFloat& format, int size, int tensors,
                          .signature = std::move(signature),
                          .work = std::make_shared<core::Work>()};
       item.work->input = item.work->output = values.data() + t * count;
-      item.work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+      item.work->handle = std::make_shared<core::HandleState>();
       batch.items.push_back(device.OnDevice(std::move(item)));
     }
     device.lanes().Start(std::move(batch), core::Clock::now());

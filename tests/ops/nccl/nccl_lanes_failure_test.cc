@@ -482,7 +482,7 @@ void GetStuckInTwoSets(DeviceRank& device, RunSide* sides) {
 
 void UseTwoSets(DeviceRank& device, int rank) {
   auto work = std::make_shared<core::Work>();
-  work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+  work->handle = std::make_shared<core::HandleState>();
   device.lanes().AddSet(5, core::RankRanges::Span(0, 1), work, core::Clock::now());
   device.RunToIdle();
   for (const core::SetNumber set : {core::kWorldSet, core::SetNumber{5}}) {

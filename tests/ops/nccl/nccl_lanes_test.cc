@@ -389,7 +389,7 @@ TEST(NcclLanesTest, SetsHaveTheirOwnCommunicators) {
     DeviceRank device(gpus, world, rank);
     const auto change = [&](bool adds) {
       auto work = std::make_shared<core::Work>();
-      work->handle = std::make_shared<core::HandleState>(nullptr, nullptr);
+      work->handle = std::make_shared<core::HandleState>();
       if (adds) {
         device.lanes().AddSet(5, RankRanges::Span(1, 2), work, core::Clock::now());
       } else {

@@ -105,7 +105,7 @@ class Rank {
     item.work->peer = peer;
     item.work->tag = tag;
     item.work->input = item.work->output = memory.data();
-    item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+    item.work->handle = std::make_shared<core::HandleState>();
     if (place == Place::kGpu) item = device_.OnDevice(std::move(item));
     device_.lanes().StartP2p(item.work, core::Clock::now());
     return item.work;
@@ -209,7 +209,7 @@ TEST_F(NcclP2pTest, ASendWaitsForItsTensor) {
                                                                 .shape = {2}});
     item.work->peer = 1;
     item.work->input = made.data();
-    item.work->handle = std::make_shared<core::HandleState>([] {}, [] {});
+    item.work->handle = std::make_shared<core::HandleState>();
     const core::WorkPtr late = self.device().OnDevice(std::move(item)).work;
     self.device().lanes().StartP2p(late, core::Clock::now());
     const core::WorkPtr second = self.Send(1, 0, Of(2, 1));
