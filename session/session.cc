@@ -28,10 +28,7 @@ constexpr auto kGrace = std::chrono::milliseconds(1000);
 constexpr auto kLookInterval = std::chrono::milliseconds(200);
 
 Status Refuse(const core::Work& work, Status why) {
-  if (work.handle) {
-    work.handle->Disown();
-    work.handle->Complete(why);
-  }
+  if (work.handle) work.handle->Refuse(why);
   return why;
 }
 

@@ -33,8 +33,7 @@ Status Session::SubmitSingle(const core::WorkPtr& work) {
   work->submitted = core::Clock::now();
   core::TensorQueue& queue = impl_->queue;
   if (Status accepted = queue.Push(work); !accepted.ok()) {
-    work->handle->Disown();
-    work->handle->Complete(accepted);
+    work->handle->Refuse(accepted);
     return accepted;
   }
   static_cast<void>(queue.Take());

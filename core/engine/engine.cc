@@ -39,8 +39,7 @@ Status Engine::Submit(const WorkPtr& work, bool will_wait) {
   callers_.Note();
   Status accepted = queue_.Push(work);
   if (!accepted.ok()) {
-    work->handle->Disown();
-    work->handle->Complete(accepted);
+    work->handle->Refuse(accepted);
   } else if (work->is_message()) {
     urgent_ = true;
     if (!will_wait) driver_.WakeSomebody();

@@ -82,8 +82,12 @@ class HandleState {
   // Idempotent. The destructor does it too, so that no name stays taken; hence the last HandlePtr
   // must not be dropped while holding a lock that Observed takes.
   void Observe();
-  // The submission was refused, so this handle never held its name: observing it frees nothing.
-  void Disown() { observed_.store(true, std::memory_order_release); }
+  // Completes the handle of a submission that was refused: it never held its name, so observing it
+  // frees nothing.
+  void Refuse(const Status& why) {
+    observed_.store(true, std::memory_order_release);
+    Complete(why);
+  }
 
   // Brackets a wait, so that Complete rings only if somebody listens.
   void BeginWait() { waiters_.fetch_add(1, std::memory_order_seq_cst); }

@@ -88,7 +88,7 @@ TEST_F(TensorQueueTest, NamesInFlightOutliveThousandsThatAreUsedOnce) {
   for (const Key& key : {pending, observed_late}) {
     const WorkPtr refused = MakeWork(key);
     EXPECT_EQ(queue_.Push(refused).code(), StatusCode::kDuplicateName);
-    refused->handle->Disown();
+    refused->handle->Refuse(Status(StatusCode::kDuplicateName, "refused"));
   }
   Finish(work);
   for (const WorkPtr& each : {work, late}) each->handle->Observe();
