@@ -135,8 +135,7 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   }
   // The end of the session is about to complete it.
   while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
-  if (handle.done()) return handle.status();
-  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
+  return handle.AfterWait();
 }
 
 void Session::NoteCaller() {

@@ -96,8 +96,7 @@ Status Session::WaitSingle(core::HandleState& handle, core::TimePoint deadline) 
       sleep.Pause();
     }
   }
-  if (handle.done()) return handle.status();
-  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
+  return handle.AfterWait();
 }
 
 void Session::FailAlone(const Status& why) {

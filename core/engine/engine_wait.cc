@@ -42,8 +42,7 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
     driver_.DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
     trace_.Waited(handle, begin, Now());
   }
-  if (handle.done()) return handle.status();
-  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
+  return handle.AfterWait();
 }
 
 Status Engine::WaitUntilIdle(TimePoint deadline) {

@@ -38,6 +38,11 @@ void HandleState::Then(std::function<void()> next) {
   next();
 }
 
+Status HandleState::AfterWait() const {
+  if (done()) return status_;
+  return {StatusCode::kTimedOut, "the call has not ended by the deadline of this wait"};
+}
+
 void HandleState::EndPiece(const Status& status) {
   // The first failure that gets through counts.
   if (!status.ok()) {

@@ -47,8 +47,10 @@ class HandleState {
   void Then(std::function<void()> next);
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Key& key() const { return key_; }  // the number of an unnamed one is not known
-  // Preconditions of both: done().
+  // Precondition: done().
   const Status& status() const { return status_; }
+  // The status, or kTimedOut while the handle is not done: what a wait gives that has ended.
+  Status AfterWait() const;
   // True if no rank had this tensor (every rank reported it absent): the result is meaningless.
   bool absent_everywhere() const { return absent_everywhere_.load(std::memory_order_relaxed); }
   // Before Complete, by the completer. Of two completers the one that comes too late may still call
