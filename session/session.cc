@@ -254,7 +254,6 @@ void Session::LeaveAndEnd(const std::string& why) {
 void Session::EndParts() {
   if (impl_ == nullptr) return;
   core::Engine* const engine = impl_->engine.get();
-  if (engine != nullptr) engine->StopThread();
   // Every handle is complete, and a meeting sees that the session is gone: the calls that are under
   // way end by themselves, and the last one rings. One that is stuck in the medium is looked for.
   core::StuckWatch watch(engine != nullptr ? engine->stuck_limit() : core::Duration());

@@ -229,7 +229,7 @@ class Session {
   std::function<void()> BeginSummary();
 
   void LeaveAndEnd(const std::string& why);
-  void EndParts();
+  void EndParts();  // precondition: the engine's thread was stopped
 
   Topology topology_;
   core::Config config_;
