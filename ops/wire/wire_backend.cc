@@ -183,7 +183,7 @@ std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t run
 
 std::unique_ptr<Completion> WireBackend::Through(Channel channel,
                                                  std::unique_ptr<Operation> operation) {
-  if (channel.lane == fusion::Lane::kSmall || !options_.large_lane_blocks) {
+  if (channel.lane == fusion::Lane::kSmall) {
     operation->Poll();
     return operation;
   }

@@ -23,9 +23,6 @@ namespace sirtaki::ops::wire {
 
 struct WireOptions {
   std::vector<int> host_of_rank;  // empty: all are on one host
-  // The large lane blocks inside the call. False: it is polled, as the small one always is.
-  bool large_lane_blocks = true;
-
   // Longer operations of the large lane go in chunks of about this many bytes, of which several are
   // under way: while one is reduced, the next crosses.
   std::int64_t chunk_bytes = std::int64_t{512} << 10;

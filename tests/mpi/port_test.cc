@@ -52,9 +52,9 @@ class MpiPortTest : public testing::Test {
   int size() const { return communicators_->size(); }
 
   // All checks of the conformance test.
-  void ExpectConforms(PortOptions options, bool large_lane_blocks) {
+  void ExpectConforms(PortOptions options) {
     Port port(*communicators_, options);
-    ops::wire::WireBackend backend(port, {.large_lane_blocks = large_lane_blocks});
+    ops::wire::WireBackend backend(port, {});
     BackendConformance conformance(backend, rank(), size());
     for (const BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);
@@ -77,14 +77,10 @@ class MpiPortTest : public testing::Test {
   std::unique_ptr<Communicators> communicators_;
 };
 
-TEST_F(MpiPortTest, Conforms) { ExpectConforms({}, /*large_lane_blocks=*/true); }
-
-TEST_F(MpiPortTest, ConformsPolled) { ExpectConforms({}, /*large_lane_blocks=*/false); }
+TEST_F(MpiPortTest, Conforms) { ExpectConforms({}); }
 
 // MPI seems to count no further than this, so that everything but the smallest is cut.
-TEST_F(MpiPortTest, ConformsInManyCalls) {
-  ExpectConforms({.max_call_bytes = 5000}, /*large_lane_blocks=*/true);
-}
+TEST_F(MpiPortTest, ConformsInManyCalls) { ExpectConforms({.max_call_bytes = 5000}); }
 
 TEST_F(MpiPortTest, SlicesAreCutAndNothingIsSentForEmptyOnes) {
   if (size() < 2) GTEST_SKIP() << "needs two ranks";

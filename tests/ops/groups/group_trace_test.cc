@@ -105,7 +105,7 @@ void ExpectInOrder(const std::vector<Event>& events) {
 }
 
 TEST(GroupTraceTest, AGroupIsQueuedBegunAndFinished) {
-  InprocWorld world(kSize, {.large_lane_blocks = true});
+  InprocWorld world(kSize);
   RankThreads::Run(kSize, [&](int rank) {
     const auto observer = std::make_shared<core::trace::Observer>();
     Lanes lanes(world, rank, observer);
@@ -140,37 +140,35 @@ TEST(GroupTraceTest, AGroupIsQueuedBegunAndFinished) {
   });
 }
 
-// On the lane that blocks, too, where the call of the backend returns when all is done: so the time
-// of moving is that from the first rank's begin to the last one's.
+// The call of the backend returns when all is done: so the time of moving is that from the first
+// rank's begin to the last one's.
 TEST(GroupTraceTest, DetailHasThePhasesOfEachWindow) {
-  for (const bool blocks : {true, false}) {
-    // Ranks of two hosts, between which a window is no longer than it was asked to be.
-    InprocWorld world(kSize, {.host_of_rank = {0, 1}, .large_lane_blocks = blocks});
-    std::vector<std::vector<Event>> of(kSize);
-    RankThreads::Run(kSize, [&](int rank) {
-      const auto observer = std::make_shared<core::trace::Observer>();
-      observer->detail = true;
-      Lanes lanes(world, rank, observer);
-      Tensor big(OpKind::kAllReduce, 2 * kChunk / 4, "big");
-      lanes.Run({&big});
-      of[static_cast<std::size_t>(rank)] = EventsOf(observer);
-    });
-    for (const std::vector<Event>& events : of) {
-      ASSERT_EQ(Kinds(events), "queue begin pack move unpack pack move unpack finish");
-      ExpectInOrder(events);
-      for (const Event& event : events) {
-        EXPECT_EQ(event.track, Track::kLargeLane);
-        EXPECT_EQ(event.text() == "in-process", event.kind == EventKind::kMove);
-      }
+  // Ranks of two hosts, between which a window is no longer than it was asked to be.
+  InprocWorld world(kSize, {.host_of_rank = {0, 1}});
+  std::vector<std::vector<Event>> of(kSize);
+  RankThreads::Run(kSize, [&](int rank) {
+    const auto observer = std::make_shared<core::trace::Observer>();
+    observer->detail = true;
+    Lanes lanes(world, rank, observer);
+    Tensor big(OpKind::kAllReduce, 2 * kChunk / 4, "big");
+    lanes.Run({&big});
+    of[static_cast<std::size_t>(rank)] = EventsOf(observer);
+  });
+  for (const std::vector<Event>& events : of) {
+    ASSERT_EQ(Kinds(events), "queue begin pack move unpack pack move unpack finish");
+    ExpectInOrder(events);
+    for (const Event& event : events) {
+      EXPECT_EQ(event.track, Track::kLargeLane);
+      EXPECT_EQ(event.text() == "in-process", event.kind == EventKind::kMove);
     }
-    // Neither is through before the other has begun.
-    EXPECT_GE(of[0][3].end, of[1][3].begin);
-    EXPECT_GE(of[1][3].end, of[0][3].begin);
   }
+  // Neither is through before the other has begun.
+  EXPECT_GE(of[0][3].end, of[1][3].begin);
+  EXPECT_GE(of[1][3].end, of[0][3].begin);
 }
 
 TEST(GroupTraceTest, GroupsAreNumberedInTheirOrder) {
-  InprocWorld world(kSize, {.large_lane_blocks = true});
+  InprocWorld world(kSize);
   RankThreads::Run(kSize, [&](int rank) {
     const auto observer = std::make_shared<core::trace::Observer>();
     Lanes lanes(world, rank, observer);
@@ -193,7 +191,7 @@ TEST(GroupTraceTest, GroupsAreNumberedInTheirOrder) {
 
 // What a flight record has of it: that it began, and not that it ended.
 TEST(GroupTraceTest, AGroupThatFailsIsNotFinished) {
-  InprocWorld world(kSize, {.large_lane_blocks = true});
+  InprocWorld world(kSize);
   const auto observer = std::make_shared<core::trace::Observer>();
   {
     Lanes lanes(world, 0, observer);  // whose peer never comes

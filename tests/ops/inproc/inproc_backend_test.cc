@@ -21,8 +21,11 @@ using tests::RankThreads;
 constexpr Channel kSmall{core::kWorldSet, fusion::Lane::kSmall};
 constexpr Channel kLarge{core::kWorldSet, fusion::Lane::kLarge};
 
-void RunConformance(int size, wire::WireOptions options) {
-  InprocWorld world(size, options);
+class InprocConformanceTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(InprocConformanceTest, Conforms) {
+  const int size = GetParam();
+  InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     tests::BackendConformance conformance(*backend, rank, size);
@@ -32,14 +35,6 @@ void RunConformance(int size, wire::WireOptions options) {
       (conformance.*check.run)();
     }
   });
-}
-
-class InprocConformanceTest : public ::testing::TestWithParam<int> {};
-
-TEST_P(InprocConformanceTest, Conforms) { RunConformance(GetParam(), {}); }
-
-TEST_P(InprocConformanceTest, ConformsWhenTheLargeLaneIsPolled) {
-  RunConformance(GetParam(), {.large_lane_blocks = false});
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, InprocConformanceTest, ::testing::Values(1, 2, 3, 4));

@@ -68,8 +68,7 @@ constexpr std::int64_t kShort = 256;
 INSTANTIATE_TEST_SUITE_P(
     Worlds, WireConformanceTest,
     testing::Values(
-        World{"Alone", {0}, {}}, World{"Two", {0, 1}, {}},
-        World{"TwoPolled", {0, 0}, {.large_lane_blocks = false}},
+        World{"Alone", {0}, {}}, World{"Two", {0, 1}, {}}, World{"TwoOfAHost", {0, 0}, {}},
         World{"ThreeInChunks", {0, 1, 2}, {.chunk_bytes = kShort, .few_steps_bytes = 0}},
         World{"FourCyclic", {0, 1, 0, 1}, {.chunk_bytes = kShort, .few_steps_bytes = 8}},
         World{"FiveUneven", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}},
