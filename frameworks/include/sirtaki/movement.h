@@ -24,17 +24,8 @@ struct BroadcastOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-struct AllgatherOptions {
-  TORCH_ARG(std::string, name);
-  TORCH_ARG(ProcessSet, process_set);
-  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
-};
-
-struct GatherOptions {
-  TORCH_ARG(std::string, name);
-  TORCH_ARG(ProcessSet, process_set);
-  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
-};
+using AllgatherOptions = BroadcastOptions;
+using GatherOptions = BroadcastOptions;
 
 struct ScatterOptions {
   TORCH_ARG(std::string, name);

@@ -65,15 +65,8 @@ struct ReduceOptions {
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 
-// The fields mean what they mean in AllreduceOptions; `op` is Sum, Average, Min or Max.
-struct ReducescatterOptions {
-  TORCH_ARG(std::string, name);
-  TORCH_ARG(ProcessSet, process_set);
-  TORCH_ARG(ReduceOp, op) = ReduceOp::Average;
-  TORCH_ARG(double, prescale) = 1.0;
-  TORCH_ARG(double, postscale) = 1.0;
-  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
-};
+// The `op` of a reduce-scatter is Sum, Average, Min or Max.
+using ReducescatterOptions = ReduceOptions;
 
 // Returns the sum, average, … over the ranks, element by element; the same bits on every rank. Any
 // shape. A sparse COO tensor goes to sparse_allreduce. Collective.
