@@ -82,7 +82,7 @@ have_library() {
 have_mpi() { have_command mpirun && { have_command mpicxx || have_command mpic++; }; }
 python_with_venv() { "$1" -c 'import ensurepip, sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; }
 
-# Of the Python that makes, or has made, the .venv; the system's is the one that apt has headers for.
+# The headers of the Python that makes, or has made, the .venv are there; apt has those of the system's Python alone.
 python_with_headers() {
   local candidate
   for candidate in "$venv/bin/python" "${SIRTAKI_PYTHON:-}" python3; do

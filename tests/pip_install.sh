@@ -14,7 +14,7 @@ SIRTAKI_BOOTSTRAP_TORCH=none bash "$here/../bootstrap.sh" --python
 "${SIRTAKI_PYTHON:-python3}" -m venv "$environment"
 environment=$(cd "$environment" && pwd)
 python=$environment/bin/python
-# Of the sources as they are, without what this folder has besides them: a build folder of pip's would be used again.
+# The sources as they are, without what this folder has besides them: a build folder of pip's would be used again.
 sources=$(mktemp -d)
 trap 'rm -rf "$sources"' EXIT
 (cd "$here/.." && git ls-files -z | xargs -0 cp --parents -t "$sources")

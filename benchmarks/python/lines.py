@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 
 
 def slowest(values):
-    """Of each value that of the rank that had the largest."""
+    """Each value of the rank that had the largest."""
     return hvd.allgather(torch.tensor([values], dtype=torch.float64), name="slowest").amax(0).tolist()
 
 

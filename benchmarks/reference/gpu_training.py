@@ -55,7 +55,7 @@ class Trainer:
         if wrapped:
             self.model = nn.parallel.DistributedDataParallel(
                 self.model, device_ids=[device.index], broadcast_buffers=False)   # as ours: gradients only
-        # As LibTorch's optimizers do it: parameter by parameter.
+        # The step goes parameter by parameter, as LibTorch's optimizers make it.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, foreach=False)
         self.images = torch.randn(batch, 3, side, side, device=device)
         self.targets = torch.randint(1000, (batch,), device=device)

@@ -10,8 +10,8 @@
 namespace examples {
 namespace {
 
-// Of this number, in a process with these variables; an empty one is not set. CUDA is not loaded
-// here, so it goes by the numbers.
+// The place of the GPU of this number in a process with these variables; an empty one is not set.
+// CUDA is not loaded here, so places go by the numbers.
 std::string Place(int number, const char* visible, const char* host_id = "") {
   const auto set = [](const char* name, const char* value) {
     *value != '\0' ? setenv(name, value, 1) : unsetenv(name);

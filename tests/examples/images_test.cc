@@ -128,7 +128,7 @@ TEST(ImagesTest, ADamagedJpegIsReadAndOneThatIsCutOffIsNot) {
   EXPECT_THAT(WhyNot(GreyJpeg(4, {}), decode_jpeg), HasSubstr("is a broken JPEG: Premature end"));
 }
 
-// Of a few bytes; libjpeg would take 25 GB for it.
+// The file has a few bytes, for which libjpeg would take 25 GB.
 TEST(ImagesTest, AJpegOfTooManyPixelsIsRefusedByItsHeader) {
   if (!decodes_jpeg) GTEST_SKIP() << "built without libjpeg";
   const auto file =

@@ -17,7 +17,7 @@ together() {
   timeout -k 5 200 "$sirtakirun" -np 2 --oversubscribe --launcher "${MPIEXEC:-$(command -v mpirun)}" "$program" "${small[@]}" "$@" \
     >"$scratch/output" 2>&1 </dev/null || code=$?
 }
-# Of the tests' own mpirun, if they run in one.
+# The variables of the tests' own mpirun, if they run in one, are not for the launcher.
 for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
 
 # at_least PERCENT WORDS: of what stands behind the words.

@@ -22,7 +22,7 @@ scratch=$(mktemp -d)
 trap 'clean_up; rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch
 
-# Of the memory that the ranks shared nothing is mapped or open any more.
+# Nothing of the memory that the ranks shared is mapped or open any more.
 no_memory_left() {
   local left
   sed -n 's/^rank [0-9]* shares memory \([0-9]*\)$/\1/p' "$output" | sort >"$scratch/shared"

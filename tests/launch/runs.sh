@@ -13,7 +13,7 @@ output=$work/output
 errors=$work/errors
 mpirun=${MPIEXEC:-$(command -v mpirun)}
 host=$(hostname)
-# Of the tests' own mpirun, if they run in one.
+# The variables of the tests' own mpirun, if they run in one, are not for the launcher.
 for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
 
 # run CODE ARGUMENT...: of sirtakirun, which must end with the code; within 100 s, so that a hang is a failure.

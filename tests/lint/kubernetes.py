@@ -24,7 +24,7 @@ def each(item, least=0):
     return {"type": "array", "items": item, "minItems": least}
 
 
-# Of pods, what such examples use.
+# Pods have the fields that such examples use.
 QUANTITIES = {"type": "object", "additionalProperties": {"type": "string", "pattern": r"^[0-9.]+(m|[kMGT]i?)?$"}}
 RESOURCES = fields({"limits": QUANTITIES, "requests": QUANTITIES})
 CONTAINER = fields({
@@ -51,7 +51,7 @@ def replica(replicas):
 MPI_JOB = fields({
     "apiVersion": {"const": "kubeflow.org/v2beta1"},
     "kind": {"const": "MPIJob"},
-    # Of it the names of the pods are made, which are names of hosts.
+    # The names of the pods are made of this name, and they are names of hosts.
     "metadata": {"type": "object", "required": ["name"],
                  "properties": {"name": {"type": "string", "pattern": "^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$"}}},
     "spec": fields({

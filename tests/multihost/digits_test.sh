@@ -19,7 +19,7 @@ output=$hosts_state/output
 errors=$hosts_state/errors
 launcher=(--launcher "${MPIEXEC:-$(command -v mpirun)}")
 over_ssh=(--ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
-# As many threads on every host, which sums up in one order.
+# Every host has as many threads, which sum up in one order.
 same=(--sirtaki-deterministic=true --sirtaki-intra-op-threads=1)
 
 start() { on_host 1 timeout -k 5 250 "$sirtakirun" "${launcher[@]}" "$@" >"$output" 2>"$errors" </dev/null; }

@@ -9,7 +9,7 @@ import sirtaki.torch as hvd
 OF_ALLREDUCE = "op=None prescale_factor=1.0 postscale_factor=1.0 process_set"
 OF_REDUCESCATTER = "op process_set prescale_factor=1.0 postscale_factor=1.0"
 
-# Of horovod 0.28.
+# The arguments of horovod 0.28.
 HOROVOD = {
     "init": "comm=None process_sets=None",
     "start_timeline": "file_path mark_cycles=False",

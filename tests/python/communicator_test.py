@@ -64,7 +64,7 @@ def test_a_list_of_ranks_is_the_job(world):
 @pytest.mark.parametrize("of_job", [lambda world: None, lambda world: world.Split(0, -world.rank)],
                          ids=["the world", "backwards"])
 def test_the_parts_of_a_communicator_are_a_set_each(world, of_job):
-    """As in Horovod's own example: each rank gives the part that it is in."""
+    """Each rank gives the part that it is in, as in Horovod's own example."""
     job = of_job(world)
     part = world.Split(world.rank % 2, world.rank)
     mine, everybody = hvd.ProcessSet(part), hvd.ProcessSet(range(world.size))

@@ -56,7 +56,7 @@ def test_metrics_count_what_was_done(rank, size):
 
 
 def test_a_timeline_in_a_file_is_rank_0_s(rank, tmp_path):
-    """As Horovod's."""
+    """The file is written where Horovod writes it."""
     file = tmp_path / "timeline.json"
     hvd.start_timeline(str(file))
     hvd.allreduce(torch.ones(3), name="seen")

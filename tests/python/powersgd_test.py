@@ -83,7 +83,7 @@ def test_what_is_left_out_comes_later(rank, size, factors):
 
 
 def test_a_warm_start_finds_the_strongest_directions(rank, size):
-    """Of a gradient that stays, the factors come to be those of the best approximation of it and of what was left out."""
+    """The factors of a gradient that stays come to be those of the best approximation of it and of what was left out."""
     training = Training(2)
     generator = torch.Generator().manual_seed(8)
     left, right = (torch.linalg.qr(torch.randn(length, 6, generator=generator))[0] for length in (ROWS, COLUMNS))

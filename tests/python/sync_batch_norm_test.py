@@ -37,7 +37,7 @@ def test_it_normalizes_as_one_process_does_the_joined_batch(rank, size, shape):
     (found * weight[part]).sum().backward()
     (wanted * weight).sum().backward()
     support.assert_close(mine.grad, whole.grad[part], 1e-8)
-    # Of weight and bias each rank has its own share, which an optimizer adds up.
+    # Each rank has its own share of weight and bias, which an optimizer adds up.
     support.assert_close(hvd.allreduce(norm.weight.grad, op=hvd.Sum), alone.weight.grad, 1e-8)
     support.assert_close(hvd.allreduce(norm.bias.grad, op=hvd.Sum), alone.bias.grad, 1e-8)
 

@@ -183,7 +183,7 @@ def test_every_public_name_of_horovod_s_is_there_and_all_are_used_by_a_test():
 
 
 def test_the_declarations_of_the_library_are_what_it_has():
-    """Of _C.pyi, by which programs and this module are checked."""
+    """Programs and this module are checked by _C.pyi."""
     declared = ast.parse(pathlib.Path(sirtaki.__file__).with_name("_C.pyi").read_text()).body
 
     def names_of(body):

@@ -187,7 +187,7 @@ TEST(SyncBatchNormTest, MeansFarFromZeroKeepTheirDigits) {
   });
 }
 
-// As PyTorch's BatchNorm on half types: values and gradients are rounded once.
+// Values and gradients are rounded once, as in PyTorch's BatchNorm on half types.
 TEST(SyncBatchNormTest, HalfTypesComputeInFloat32) {
   for (const auto type : {torch::kHalf, torch::kBFloat16}) {
     for (const bool half_parameters : {false, true}) {

@@ -39,7 +39,7 @@ TEST(MetricAverageTest, WeightsCountUnevenShares) {
   });
 }
 
-// Of a literal, an int, a size and a float each is what it looks like.
+// A literal, an int, a size and a float are what they look like.
 TEST(MetricAverageTest, NamesAndWeightsAreToldApart) {
   RunTorchRanks(2, [](int rank) {
     const std::string name = "m";

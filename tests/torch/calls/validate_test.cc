@@ -77,7 +77,7 @@ TEST(ValidateTest, ANumberHasNoRows) {
     EXPECT_THAT(Why({.kind = kind, .root = root, .shape = {}}, {.rank = 1, .dimensions = 0}),
                 HasSubstr("along their first dimension, and this one has none"));
   }
-  // Of the others nothing is scattered.
+  // The other ranks scatter nothing.
   EXPECT_EQ(Why({.kind = OpKind::kScatter, .root = 1, .shape = {}}, {.rank = 0, .dimensions = 0}),
             "");
   EXPECT_EQ(Why({.kind = OpKind::kReduce, .root = 1, .shape = {}}, {.rank = 1, .dimensions = 0}),

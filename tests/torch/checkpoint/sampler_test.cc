@@ -50,7 +50,7 @@ std::vector<Indices> OfAllRanks(std::size_t samples, int ranks,
   return shares;
 }
 
-// As often as each sample is given to any rank.
+// Counts how often each sample is given to any rank.
 std::vector<int> Counts(std::size_t samples, const std::vector<Indices>& shares) {
   std::vector<int> counts(samples);
   for (const Indices& share : shares) {

@@ -182,7 +182,7 @@ TEST_F(GpuArenaTest, WhatIsKeptOfAStepStaysAsItWasThen) {
       optimizer.zero_grad();
       Backward(model, rank, step);
       optimizer.step();
-      // Of rank 1 those of every second step.
+      // Rank 1 keeps those of every second step.
       if (rank.number() == 0 || step % 2 == 1) kept.push_back(model["b"].grad().view({6}));
     }
     for (std::size_t i = 0; i < kept.size(); ++i) {

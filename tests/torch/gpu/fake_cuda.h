@@ -15,7 +15,7 @@
 
 namespace sirtaki::tests {
 
-// Of the calling thread, which has the default one at first; null is that.
+// The current stream is the calling thread's, which has the default one at first; null is that.
 void SetCurrentStream(int device, ops::cuda::StreamHandle stream);
 ops::cuda::StreamHandle CurrentStreamOf(int device);
 // Until all is over that stands in the calling thread's current stream.
@@ -24,9 +24,9 @@ void WaitForStream(at::Device device);
 int ReadBacks(at::Device device);
 void NoteReadBack(at::Device device);
 
-// Of what was allocated here, not of the test's own memory. When it is freed the stream that was
-// current where it was allocated overwrites it, behind what that has to do, and behind what those
-// have to do that were recorded: a real allocator would give it to somebody else there.
+// The tensor was allocated here, and is not the test's own memory. When it is freed the stream that
+// was current where it was allocated overwrites it, behind what that has to do, and behind what
+// those have to do that were recorded: a real allocator would give it to somebody else there.
 ops::cuda::StreamHandle AllocatedOn(const at::Tensor& tensor);
 std::vector<ops::cuda::StreamHandle> RecordedOn(const at::Tensor& tensor);
 int LiveBlocksOn(int device);

@@ -263,7 +263,7 @@ at::Tensor NewSparse(std::int64_t sparse_dim, std::int64_t dense_dim, c10::SymIn
       sparse_dim, dense_dim, size, indices, values, type, layout, device, pinned, is_coalesced);
 }
 
-// As archives ask for it.
+// Archives ask for this.
 at::Tensor& SetStorage(at::Tensor& self, at::Storage storage, std::int64_t offset,
                        at::IntArrayRef sizes, at::IntArrayRef strides) {
   at::TensorImpl& impl = *self.unsafeGetTensorImpl();

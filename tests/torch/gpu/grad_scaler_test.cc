@@ -38,7 +38,7 @@ GradScalerOptions Small() { return GradScalerOptions().init_scale(8).growth_inte
 
 TEST_F(GpuGradScalerTest, AnInfinityAnywhereSkipsTheStepEverywhere) {
   RunRanks(2, [](GpuRank& rank) {
-    // Of all types, on two GPUs, and on the CPU.
+    // The weights are of all types, on two GPUs, and on the CPU.
     std::vector<at::Tensor> weights = {
         Weight(Cuda(rank.device())), Weight(at::kCPU), Weight(Cuda(rank.device()), at::kDouble),
         Weight(Cuda(rank.device() + 2)), Weight(Cuda(rank.device()), at::kBFloat16)};

@@ -148,7 +148,7 @@ TEST_F(GpuGradientMemoryTest, ThatARankHadNotOnceEndsNoBucketsForEver) {
       model.Backward(without ? Gradients{{"a", 2}} : Gradients{{"a", 2}, {"b", 4}});
       rank.Follow(backward);
       both.arrive_and_wait();
-      // Of what was kept, which has to leave the gradient's place; the bucket is taken apart.
+      // The copy fails of what was kept, which has to leave the gradient's place; the bucket is taken apart.
       if (without) FailNextAllocation("CUDA out of memory");
       optimizer.step();
       EXPECT_EQ(rank.Read(model["a"].grad()), Of(3, 2));

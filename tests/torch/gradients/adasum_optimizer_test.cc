@@ -90,7 +90,7 @@ TEST(AdasumOptimizerTest, GradientsStayThisRanksOwn) {
   RunTorchRanks(3, [](int rank) {
     auto weight = Zeros(2);
     auto optimizer = Wrap({{"w", weight}});
-    // As many backward() as you like, and nothing is in flight between them.
+    // There may be as many backward() as you like, and nothing is in flight between them.
     (weight.sum() * rank).backward();
     weight.sum().backward();
     optimizer.synchronize();

@@ -412,7 +412,7 @@ TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
   });
 }
 
-// As a GAN's discriminator: what the first forward() has kept of batch norm stays usable.
+// What the first forward() has kept of batch norm stays usable, as a GAN's discriminator needs it.
 TEST(DataParallelTest, TwoForwardsBeforeABackwardWithBatchNorm) {
   RunTorchRanks(2, [](int rank) {
     torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));

@@ -375,8 +375,8 @@ void TakeApartOneThatCannotBeReduced(Average average) {
           EXPECT_EQ(table.grad().is_sparse(), sparse);
           EXPECT_TRUE(torch::equal(dense.grad(), torch::ones({2})));
           EXPECT_FLOAT_EQ(table.grad().to_dense()[1][0].item<float>(), sparse ? 2.0f / 3 : 1);
-          // Of both; when that has failed, of the one that was right. What has failed at the end of a
-          // backward() is known when the next one lays out.
+          // The bucket has both; when that has failed, the one that was right. What has failed at the end
+          // of a backward() is known when the next one lays out.
           const bool none = step == 0 || step == 2 || (average == Average::Backward && step == 3);
           EXPECT_EQ(started.Take(rank).size(), none ? 0u : 1u) << step;
         }

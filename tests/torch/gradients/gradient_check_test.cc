@@ -17,7 +17,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 using Tensors = std::vector<torch::Tensor>;
-// Of a rank, alike wherever it is asked.
+// The inputs of a rank are alike wherever they are asked for.
 using Inputs = std::function<Tensors(int rank)>;
 using Body = std::function<Tensors(const Tensors& inputs, int rank)>;
 
@@ -265,7 +265,7 @@ TEST(GradientCheck, OnAProcessSet) {
 TEST(GradientCheck, TwiceThroughAnAllreduceAndAnAllgather) {
   RunTorchRanks(2, [](int rank) {
     const auto x = torch::full({2}, rank + 1.0, torch::kDouble).requires_grad_();
-    // Of all ranks together: sum of (x0^2 + x1^2)^2, on each of them.
+    // The loss of all ranks together: the sum of (x0^2 + x1^2)^2, on each of them.
     const auto sum = allreduce(x * x, AllreduceOptions().op(ReduceOp::Sum));
     const auto rows = allgather(sum);
     const auto loss = (rows * rows).sum() / 4;
@@ -273,7 +273,7 @@ TEST(GradientCheck, TwiceThroughAnAllreduceAndAnAllgather) {
     // 4 x (x0^2 + x1^2), with x0^2 + x1^2 = 5
     EXPECT_TRUE(torch::allclose(first.detach(), x.detach() * 20));
     const auto second = torch::autograd::grad({first.sum()}, {x})[0];
-    // Of the sum over the ranks of 4 xr S: 4 S + 8 xi (x0 + x1)
+    // The gradient of the sum over the ranks of 4 xr S is 4 S + 8 xi (x0 + x1).
     EXPECT_TRUE(torch::allclose(second, 20 + 8 * 3 * x.detach())) << second;
   });
 }

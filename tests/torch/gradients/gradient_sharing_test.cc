@@ -166,7 +166,7 @@ TEST(GradientSharingTest, WhatABackwardMakesAloneIsReducedWhereItLies) {
   });
 }
 
-// As in adversarial training with several steps of the critic, and fine-tuning.
+// Adversarial training with several steps of the critic does so, and fine-tuning.
 TEST(GradientSharingTest, BucketsWithAnOptimizerOfAPart) {
   RunTorchRanks(2, [](int rank) {
     const auto body = Ones({3});

@@ -677,7 +677,7 @@ TEST(SeveralTest, NamesTellThemApart) {
   });
 }
 
-// As in a GAN: what the generator's loss does to the discriminator's gradients is of no use.
+// What the generator's loss does to the discriminator's gradients is of no use in a GAN.
 TEST(SeveralTest, NoSyncKeepsTheOtherOptimizerOutOfABackward) {
   RunTorchRanks(2, [](int rank) {
     auto generator = torch::ones({1}, torch::requires_grad());

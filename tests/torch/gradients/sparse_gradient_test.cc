@@ -213,7 +213,7 @@ TEST(SparseGradientTest, AreClippedByTheirNorm) {
     EXPECT_NEAR(clip_grad_norm_(optimizer, 0.25), clip_grad_norm_(alone, 0.25), 1e-12);
     EXPECT_LT((table->weight.grad().to_dense() - lone->weight.grad()).abs().max().item<double>(),
               1e-13);
-    // Of one process, not coalesced.
+    // The gradient of one process is not coalesced.
     auto plain = MakeTable(true);
     auto sgd = MakeSgd(plain->parameters());
     JoinedTableLoss(plain, 0, 2).backward();

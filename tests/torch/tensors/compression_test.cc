@@ -201,7 +201,7 @@ TEST(CompressionTest, FactorsBringValuesIntoTheRangeAndBack) {
   });
 }
 
-// Of 16-bit tensors nothing is rounded before it is added up.
+// Nothing of 16-bit tensors is rounded before it is added up.
 TEST(CompressionTest, FactorsOfHalfTensorsAreAppliedInFloat) {
   RunTorchRanks(3, [](int) {
     for (const std::int64_t count : {7, 100001}) {

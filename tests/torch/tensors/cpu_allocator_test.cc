@@ -187,7 +187,7 @@ TEST_F(CpuAllocatorTest, AChildEndsAsAProgramDoes) {
               "");
 }
 
-// As a program may have: it counts, and gives what was there before.
+// A program may have such an allocator: it counts, and gives what was there before.
 class OwnAllocator final : public c10::Allocator {
  public:
   explicit OwnAllocator(c10::Allocator& before) : before_(before) {}

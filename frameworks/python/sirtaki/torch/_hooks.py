@@ -97,5 +97,5 @@ def _compressed(
 def compressing_hook(
     compression: Type[Compressor], process_set: ProcessSet, op: int = Average, predivide: float = 1.0
 ) -> BucketHook:
-    """Of a Compressor of the program's own."""
+    """The hook of a Compressor of the program's own."""
     return functools.partial(_compressed, compression, process_set, op, predivide)

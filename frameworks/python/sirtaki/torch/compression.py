@@ -25,7 +25,7 @@ class Compressor:
 
 
 def _number_of(compression: Any) -> Optional[int]:
-    """Of this class and none that it is derived from, whose functions it may have replaced."""
+    """The number of this class, and of none that it is derived from, whose functions it may have replaced."""
     if not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
         raise TypeError(
             f"compression is {compression!r}; it must be Compression.none, fp16 or bf16, or be derived from Compressor"

@@ -115,11 +115,11 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-# Of this session, by their numbers; and the other objects that an init() that says again what is has made sets of.
+# The sets of this session, by their numbers; and the other objects that an init() that says again what is has made sets of.
 _registered: Dict[int, ProcessSet] = {}
 _others: List[ProcessSet] = []
 
-# That init() was given, of mpi4py; None: MPI's world.
+# The communicator of mpi4py that init() was given; None: MPI's world.
 _communicator_of_job: Any = None
 
 
@@ -224,7 +224,7 @@ def _add_of_communicators(sets: List[ProcessSet]) -> None:
         mine: Dict[Any, ProcessSet] = {}
         for one in sets:
             if one.mpi_comm is not None:
-                # Of the job, which it may have been made before; unless it was freed since.
+                # The ranks are the job's; the communicator may be older than the job, or be freed since.
                 ranks = tuple(sorted(_ranks_of(one.mpi_comm)) if one.mpi_comm else one.ranks or [])
                 mine[ranks, sum(ranks == other for other, _ in mine)] = one
         return mine

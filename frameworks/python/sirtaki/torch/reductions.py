@@ -63,7 +63,7 @@ def _arguments(
     average: Optional[bool], name: Optional[str], op: Optional[int], prescale_factor: float,
     postscale_factor: float, process_set: ProcessSet,
 ) -> Tuple[int, str, float, float, _C.ProcessSet]:
-    """Of an all-reduce, as the library has them."""
+    """The arguments of an all-reduce, as the library has them."""
     if average is not None:
         op = _op_of_average(average, op)
     op = Average if op is None else op_number(op)

@@ -23,7 +23,7 @@ __all__ = [
     "resume_mpi", "rocm_built", "seed_all", "shutdown", "size", "xla_built",
 ]
 
-# Of processes that a launcher of MPI has started, and of what they start.
+# Processes that a launcher of MPI has started have these variables, and so has what they start.
 _RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
 
 _last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
@@ -94,7 +94,7 @@ def _option_text(value: Union[str, int, float, bool]) -> str:
 
 
 def _communicator(comm: Any) -> Any:
-    """Of mpi4py; None for MPI's world."""
+    """A communicator of mpi4py; None for MPI's world."""
     if comm is None or hasattr(comm, "py2f"):
         return comm
     if not isinstance(comm, (list, tuple, range)):
