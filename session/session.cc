@@ -91,7 +91,7 @@ bool Session::is_alive() const {
 Status Session::fault() const {
   if (core::ForkGeneration() == fork_generation_) {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) return impl_->engine->fault();
+    if (const core::Engine* const engine = call.engine()) return engine->fault();
   }
   core::MutexLock lock(end_mutex_);
   return end_;
@@ -119,7 +119,7 @@ Status WaitsInAPause() {
 Status Session::Submit(const core::WorkPtr& work, bool will_wait) {
   const Call call(*this);
   Status status = CheckState();
-  if (status.ok()) status = CheckMember(*work);
+  if (status.ok()) status = sets_.CheckMember(*work);
   if (status.ok() && will_wait && PausedByThisThread()) status = WaitsInAPause();
   if (!status.ok()) return Refuse(*work, std::move(status));
   return impl_->engine ? impl_->engine->Submit(work, will_wait) : SubmitSingle(work);
@@ -141,13 +141,13 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
 void Session::NoteCaller() {
   if (core::ForkGeneration() != fork_generation_) return;
   const Call call(*this);
-  if (call.has_impl() && impl_->engine) impl_->engine->NoteCaller();
+  if (core::Engine* const engine = call.engine()) engine->NoteCaller();
 }
 
 Session::Limits Session::limits() const {
   if (core::ForkGeneration() == fork_generation_) {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) return impl_->engine->limits().Get();
+    if (const core::Engine* const engine = call.engine()) return engine->limits().Get();
   }
   return Limits::Of(config_);
 }
@@ -157,7 +157,7 @@ Status Session::SetLimits(const Limits& limits) {
   std::uint64_t changes = 0;  // that all ranks have seen, those that had joined too
   {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) static_cast<void>(impl_->engine->limits().Get(&changes));
+    if (const auto* const engine = call.engine()) static_cast<void>(engine->limits().Get(&changes));
   }
   auto work = std::make_shared<core::Work>();
   work->request.key =
@@ -180,14 +180,12 @@ Status Session::Run(const core::WorkPtr& work, bool watches) {
 
 std::shared_ptr<void> Session::AllocateShared(std::int64_t bytes) {
   const Call call(*this);
-  const bool has_backend = call.has_impl() && impl_->engine != nullptr;
-  return (has_backend ? impl_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
+  return (call.engine() ? impl_->medium->backend().memory() : core::PlainMemory()).Allocate(bytes);
 }
 
 bool Session::IsShared(const void* memory) const {
   const Call call(*this);
-  const bool has_backend = call.has_impl() && impl_->engine != nullptr;
-  return !has_backend || impl_->medium->backend().memory().Contains(memory);
+  return call.engine() == nullptr || impl_->medium->backend().memory().Contains(memory);
 }
 
 void Session::Abort(const std::string& reason) {

@@ -4,14 +4,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "core/base/environment.h"
 #include "core/base/rank_ranges.h"
@@ -27,6 +25,7 @@
 #include "core/threads/gate.h"
 #include "core/trace/flight_record.h"
 #include "core/trace/observer.h"
+#include "session/base/set_table.h"
 
 namespace sirtaki::session {
 
@@ -116,10 +115,12 @@ class Session {
   // ---- process sets ----
   // The world is 0. Those of this host's ranks and of the ranks with this local rank exist from the
   // start.
-  core::SetNumber local_set() const { return local_set_; }
-  core::SetNumber cross_set() const { return cross_set_; }
+  core::SetNumber local_set() const { return sets_.local(); }
+  core::SetNumber cross_set() const { return sets_.cross(); }
   // Nothing if there is no such set (any more).
-  std::optional<core::RankRanges> MembersOf(core::SetNumber set) const;
+  std::optional<core::RankRanges> MembersOf(core::SetNumber set) const {
+    return sets_.MembersOf(set);
+  }
   // Collective over the world, in the same order on all ranks; the ranks must agree on `members`.
   // Errors: kInvalidArgument (no members, or one that is no rank), kMismatch, kTimedOut at
   // `deadline` (the group's fault), those of Submit.
@@ -199,9 +200,7 @@ class Session {
   core::Status Run(const core::WorkPtr& work, bool watches = false);
 
   // ---- session_sets.cc ----
-  std::map<core::SetNumber, core::RankRanges> FirstSets();
   core::Status MakeFirstSets(core::TimePoint deadline);
-  core::Status CheckMember(const core::Work& work) const;
   core::Status ChangeSets(core::Asked change, std::string invalid, core::TimePoint deadline,
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_gate_);
 
@@ -238,26 +237,13 @@ class Session {
   std::uint64_t token_ = 0;  // the same on all ranks of this session
   const int fork_generation_;
 
-  core::SetNumber local_set_ = core::kWorldSet;
-  core::SetNumber cross_set_ = core::kWorldSet;
-  core::SetNumber last_first_set_ = core::kWorldSet;
+  SetTable sets_;
   core::Gate set_change_gate_;  // over a whole change
   std::uint64_t set_changes_ SIRTAKI_GUARDED_BY(set_change_gate_) = 0;
   // Over a whole pause, resumption or making of a communicator.
   core::Gate assembly_gate_;
   std::map<core::SetNumber, std::uint64_t> assemblies_ SIRTAKI_GUARDED_BY(assembly_gate_);
   std::atomic<std::thread::id> paused_by_;  // none: not paused; changes under assembly_gate_
-  mutable core::Mutex sets_mutex_;
-  std::map<core::SetNumber, core::RankRanges> sets_ SIRTAKI_GUARDED_BY(sets_mutex_);
-  core::SetNumber last_set_alone_ SIRTAKI_GUARDED_BY(sets_mutex_) = 0;
-
-  // A lone rank's messages to itself that wait for their other half, by tag.
-  struct Unmatched {
-    std::deque<core::WorkPtr> sends;
-    std::deque<core::WorkPtr> receives;
-  };
-  core::Mutex single_mutex_;
-  std::map<int, Unmatched> unmatched_ SIRTAKI_GUARDED_BY(single_mutex_);
 
   std::atomic<State> state_{State::kAlive};
   mutable std::atomic<int> calls_{0};  // under way: the parts live as long

@@ -45,6 +45,8 @@ class Session::Call {
   Call& operator=(const Call&) = delete;
 
   bool has_impl() const { return state_ != State::kGone; }
+  // Null: the session is gone, or its world has one rank.
+  core::Engine* engine() const { return has_impl() ? session_.impl_->engine.get() : nullptr; }
 
  private:
   const Session& session_;

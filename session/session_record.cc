@@ -34,7 +34,7 @@ core::trace::FlightRecord Session::Describe(std::string why, core::Duration pati
   core::trace::FlightRecord record;
   if (core::ForkGeneration() == fork_generation_) {
     const Call call(*this);
-    if (call.has_impl() && impl_->engine) record = impl_->engine->Describe(patience);
+    if (const core::Engine* const engine = call.engine()) record = engine->Describe(patience);
     for (auto& pending : record.pending) pending.key = observation_->KeyText(pending.key);
     if (topology_.size == 1) {
       observation_->observer()->recorder.Read(0, /*to_the_end=*/true, &record.events, &record.lost);

@@ -1,6 +1,4 @@
-// The part of the session that deals with process sets: who is in which, and how they come and go.
-#include <algorithm>
-#include <map>
+// The part of the session that deals with process sets: how they come and go.
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,42 +15,14 @@ using core::SetNumber;
 using core::Status;
 using core::StatusCode;
 
-// The world, then the ranks of each host, then those of each local rank: the same numbers on all
-// ranks, whichever of these sets matter to one.
-std::map<SetNumber, RankRanges> Session::FirstSets() {
-  std::vector<RankRanges> by_host(topology_.host_names.size());
-  std::vector<RankRanges> by_local_rank;
-  for (int rank = 0; rank < topology_.size; ++rank) {
-    RankRanges& host =
-        by_host[static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)])];
-    const auto local_rank = static_cast<std::size_t>(host.Count());
-    host.Add(rank);
-    if (local_rank == by_local_rank.size()) by_local_rank.emplace_back();
-    by_local_rank[local_rank].Add(rank);
-  }
-  std::map<SetNumber, RankRanges> sets;
-  sets.emplace(core::kWorldSet, RankRanges::Span(0, topology_.size - 1));
-  const auto number = [&sets] { return static_cast<SetNumber>(sets.size()); };
-  for (RankRanges& ranks : by_host) {
-    if (ranks.Contains(topology_.rank)) local_set_ = number();
-    sets.emplace(number(), std::move(ranks));
-  }
-  for (RankRanges& ranks : by_local_rank) {
-    if (ranks.Contains(topology_.rank)) cross_set_ = number();
-    sets.emplace(number(), std::move(ranks));
-  }
-  last_first_set_ = number() - 1;
-  return sets;
-}
-
 // The lanes make what these sets need, in the order of their numbers, while the engine watches.
 Status Session::MakeFirstSets(core::TimePoint deadline) {
   std::vector<core::HandlePtr> made;
-  for (const SetNumber set : {local_set_, cross_set_}) {
+  for (const SetNumber set : {sets_.local(), sets_.cross()}) {
     auto work = std::make_shared<core::Work>();
     work->handle = impl_->engine->MakeHandle(core::Key::Unnamed(core::kWorldSet, 0));
     made.push_back(work->handle);
-    impl_->engine->AddFirstSet(set, *MembersOf(set), std::move(work));
+    impl_->engine->AddFirstSet(set, *sets_.MembersOf(set), std::move(work));
   }
   impl_->engine->StartThread();
   for (const core::HandlePtr& handle : made) {
@@ -67,36 +37,6 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
     }
     impl_->engine->Abort(status.code(), status.message());
     return status;
-  }
-  return Status::Ok();
-}
-
-std::optional<RankRanges> Session::MembersOf(SetNumber set) const {
-  core::MutexLock lock(sets_mutex_);
-  const auto found = sets_.find(set);
-  if (found == sets_.end()) return std::nullopt;
-  return found->second;
-}
-
-// Nobody waits for a rank that is not in the set, so it is told at once.
-Status Session::CheckMember(const core::Work& work) const {
-  const core::Key& key = work.request.key;
-  if (key.set == core::kWorldSet) return Status::Ok();
-  const std::optional<RankRanges> members = MembersOf(key.set);
-  const core::Origin origin{topology_.rank, topology_.host, core::TensorName(key)};
-  if (!members) {
-    return {StatusCode::kInvalidArgument,
-            key.ToString() +
-                ": there is no process set of this number; it was removed, or never "
-                "added",
-            origin};
-  }
-  if (!members->Contains(topology_.rank)) {
-    return {StatusCode::kInvalidArgument,
-            key.ToString() + ": this rank, " + std::to_string(topology_.rank) +
-                ", is not in that set, which holds rank" + (members->Count() == 1 ? " " : "s ") +
-                members->ToString(),
-            origin};
   }
   return Status::Ok();
 }
@@ -125,22 +65,19 @@ Status Session::AddSet(const RankRanges& members, core::TimePoint deadline, SetN
   Status status = ChangeSets(std::move(change), std::move(invalid), deadline, &number);
   if (!status.ok()) return status;
   *set = static_cast<SetNumber>(number);
-  core::MutexLock lock(sets_mutex_);
-  sets_[*set] = members;
+  sets_.Add(*set, members);
   return status;
 }
 
 Status Session::RemoveSet(SetNumber set, core::TimePoint deadline) {
   std::string invalid;
-  if (set <= last_first_set_) {
+  if (sets_.IsFirst(set)) {
     invalid = "the world and the sets local and cross cannot be removed";
-  } else if (!MembersOf(set)) {
+  } else if (!sets_.MembersOf(set)) {
     invalid = "there is no process set " + std::to_string(set) + " to be removed";
   }
   Status status = ChangeSets(core::RemoveSet{set}, std::move(invalid), deadline, nullptr);
-  if (!status.ok()) return status;
-  core::MutexLock lock(sets_mutex_);
-  sets_.erase(set);
+  if (status.ok()) sets_.Remove(set);
   return status;
 }
 

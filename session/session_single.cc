@@ -46,30 +46,18 @@ Status Session::SubmitSingle(const core::WorkPtr& work) {
     MatchSingle(work);
   } else if (queue.Resolve(request.key) != nullptr) {
     if (std::holds_alternative<core::AddSet>(request.asked) && request.invalid.empty()) {
-      core::MutexLock lock(sets_mutex_);
-      work->handle->SetValue(static_cast<std::int64_t>(++last_set_alone_));
+      work->handle->SetValue(static_cast<std::int64_t>(sets_.NextAlone()));
     }
     work->handle->Complete(RunInSingleProcess(*work, *devices_));
   }
   return Status::Ok();
 }
 
-// Messages to oneself match by tag, in the order of the calls.
 void Session::MatchSingle(const core::WorkPtr& work) {
-  const bool is_send = work->request.signature()->kind == OpKind::kSend;
-  core::WorkPtr other;
-  {
-    core::MutexLock lock(single_mutex_);
-    Unmatched& unmatched = unmatched_[work->tag];
-    auto& others = is_send ? unmatched.receives : unmatched.sends;
-    if (others.empty()) {
-      (is_send ? unmatched.sends : unmatched.receives).push_back(work);
-      return;
-    }
-    other = std::move(others.front());
-    others.pop_front();
-  }
   SingleProcessP2p& messages = impl_->messages;
+  const core::WorkPtr other = messages.TakeOtherHalf(work);
+  if (other == nullptr) return;
+  const bool is_send = work->request.signature()->kind == OpKind::kSend;
   const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
   for (const core::WorkPtr& half : {work, other}) {
     if (impl_->queue.Resolve(half->request.key) == nullptr) continue;

@@ -185,12 +185,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   impl_ = std::make_shared<Impl>();
   Impl& parts = *impl_;
   parts.medium = std::move(medium);
-  std::map<core::SetNumber, core::RankRanges> sets = FirstSets();
-  {
-    core::MutexLock lock(sets_mutex_);
-    sets_ = sets;
-    last_set_alone_ = last_first_set_;
-  }
+  std::map<core::SetNumber, core::RankRanges> sets = sets_.Begin(topology_);
   if (topology_.size == 1) {
     parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);
     return;

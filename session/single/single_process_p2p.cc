@@ -62,6 +62,20 @@ SingleProcessP2p::~SingleProcessP2p() {
   for (const auto& [device, copier] : copiers_) copier.stream->LeaveBehind();
 }
 
+core::WorkPtr SingleProcessP2p::TakeOtherHalf(const core::WorkPtr& half) {
+  const bool is_send = half->request.signature()->kind == core::OpKind::kSend;
+  core::MutexLock lock(halves_mutex_);
+  Halves& waiting = halves_[half->tag];
+  auto& others = is_send ? waiting.receives : waiting.sends;
+  if (others.empty()) {
+    (is_send ? waiting.sends : waiting.receives).push_back(half);
+    return nullptr;
+  }
+  core::WorkPtr other = std::move(others.front());
+  others.pop_front();
+  return other;
+}
+
 void SingleProcessP2p::Retire() {
   bool reached = true;
   while (!under_way_.empty() && under_way_.front().end->Poll(&reached).ok() && reached) {

@@ -25,6 +25,10 @@ class SingleProcessP2p {
   SingleProcessP2p(const SingleProcessP2p&) = delete;
   SingleProcessP2p& operator=(const SingleProcessP2p&) = delete;
 
+  // The half that was given earlier and that this one matches: by tag, in the order of the calls. Null:
+  // there is none yet, and this one waits for its own.
+  core::WorkPtr TakeOtherHalf(const core::WorkPtr& half) SIRTAKI_EXCLUDES(halves_mutex_);
+
   // The status of the receive, kMismatch if it expects something else; another one that is not ok
   // is that of both: CUDA's.
   core::Status Deliver(const core::WorkPtr& send, const core::WorkPtr& receive)
@@ -46,6 +50,14 @@ class SingleProcessP2p {
                          ops::cuda::EventPtr* end) SIRTAKI_REQUIRES(mutex_);
   // Lets go of what is over.
   void Retire() SIRTAKI_REQUIRES(mutex_);
+
+  // Halves that wait for their other one, of one tag.
+  struct Halves {
+    std::deque<core::WorkPtr> sends;
+    std::deque<core::WorkPtr> receives;
+  };
+  core::Mutex halves_mutex_;
+  std::map<int, Halves> halves_ SIRTAKI_GUARDED_BY(halves_mutex_);
 
   core::Mutex mutex_;
   std::map<std::shared_ptr<ops::cuda::Device>, Copier> copiers_ SIRTAKI_GUARDED_BY(mutex_);
