@@ -1,5 +1,5 @@
 // The end of a session waits for a call that another thread has under way, and costs no time of a
-// core meanwhile.
+// core meanwhile; it does not wait for one that is stuck.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -8,11 +8,14 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
+#include "tests/support/rank_threads.h"
 #include "tests/support/session_calls.h"
 #include "tests/support/within.h"
 
@@ -67,6 +70,49 @@ TEST_F(SessionEndTest, AShutdownSleepsWhileACallIsUnderWay) {
   open_.count_down();
   ends.join();
   EXPECT_LT(naps, 100);
+}
+
+// Only an engine in whose round a call has lasted for 10 s is stuck. Its thread goes on when the call
+// returns, long after the session has ended, with all that it uses.
+TEST(SessionStuckTest, AShutdownLeavesAStuckEngineBehind) {
+  constexpr int kSize = 2;
+  const auto world = std::make_shared<InprocWorld>(kSize);
+  std::latch inside{1};
+  std::latch open{1};
+  tests::RankThreads::Run(kSize, [&](int rank) {
+    core::Status status;
+    std::shared_ptr<Session> session;
+    auto options = tests::SessionOptions([](auto& config) { config.peer_timeout = seconds(3); });
+    if (rank == 0) {
+      options.on_start = [&](const core::RunBatch&) {
+        inside.count_down();
+        open.wait();
+      };
+    }
+    status = Session::CreateInproc(world, rank, options, &session);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    auto vector =
+        std::make_unique<tests::Vector>(core::OpKind::kAllReduce, "held", std::vector<float>{1});
+    ASSERT_TRUE(vector->Submit(*session).ok());
+    if (rank == 0) inside.wait();  // by the engine's own thread: this one must not make that round
+    status = session->Shutdown("done");
+    const core::HandlePtr handle = vector->work().handle;
+    if (rank != 0) {
+      EXPECT_EQ(status.code(), core::StatusCode::kPeerLost) << status.ToString();
+      EXPECT_TRUE(handle->done());
+      return;
+    }
+    EXPECT_EQ(status.code(), core::StatusCode::kBackend) << status.ToString();
+    EXPECT_NE(status.message().find("has been stuck in one call for 10 s"), std::string::npos)
+        << status.message();
+    session.reset();
+    const std::weak_ptr<void> memory = vector->work().keep_alive;
+    vector.reset();
+    EXPECT_FALSE(memory.expired()) << "the round that is stuck has it";
+    open.count_down();
+    EXPECT_TRUE(tests::Within(seconds(60), [&] { return handle->done() && memory.expired(); }));
+    EXPECT_EQ(handle->status().code(), core::StatusCode::kBackend);
+  });
 }
 
 }  // namespace
