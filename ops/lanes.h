@@ -49,7 +49,7 @@ class Lanes : public core::Executor {
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
-  bool Step(core::TimePoint now) override { return host_->Step(now); }
+  bool Step() override { return host_->Step(); }
   bool NeedsStepping() const override { return host_->NeedsStepping(); }
   bool NeedsPolling() const override { return host_->NeedsPolling(); }
   bool Idle() const override SIRTAKI_EXCLUDES(mutex_);

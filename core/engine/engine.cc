@@ -101,7 +101,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   if (negotiator_.faulted()) NoticeFault();  // that taking has found, which the next round tells
   TellStalls(ready.warnings, now);
   moved |= StartBatches(std::move(ready.batches));
-  if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step(now);
+  if (!only_listens && !negotiator_.faulted()) moved |= executor_.Step();
   NoticeEnd(now);
   return moved;
 }

@@ -61,7 +61,7 @@ class Executor {
   virtual void StartP2p(WorkPtr work, TimePoint now) = 0;
 
   // Step moves on, under the token, what is non-blocking; true if something moved.
-  virtual bool Step(TimePoint now) = 0;
+  virtual bool Step() = 0;
 
   // True if non-blocking calls are unfinished, so that somebody has to keep calling Step.
   virtual bool NeedsStepping() const = 0;

@@ -82,7 +82,7 @@ void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there)
   impl_->messages.Start(std::move(work), now, std::move(there));
 }
 
-bool HostLanes::Step(core::TimePoint /*now*/) {
+bool HostLanes::Step() {
   if (impl_->stopped()) return false;
   bool moved = impl_->StepSmall();
   moved |= impl_->StepP2p();

@@ -54,7 +54,7 @@ class HostLanes : public core::Executor {
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
   // StartP2p begins a message whose memory somebody else brings.
   void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);
-  bool Step(core::TimePoint now) override;
+  bool Step() override;
   bool NeedsStepping() const override;
   bool NeedsPolling() const override;
   bool Idle() const override;

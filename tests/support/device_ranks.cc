@@ -52,7 +52,7 @@ void DeviceRank::Start(std::vector<core::RunItem> items, core::SetNumber set,
 
 void DeviceRank::RunToIdle() {
   while (!lanes_->Idle() && failure().ok()) {
-    if (!lanes_->Step(core::Clock::now())) std::this_thread::yield();
+    if (!lanes_->Step()) std::this_thread::yield();
   }
 }
 

@@ -40,7 +40,7 @@ class FakeExecutor final : public Executor {
     if (work) work->handle->Complete(Status::Ok());
   }
   void StartP2p(WorkPtr work, TimePoint) override { messages.push_back(std::move(work)); }
-  bool Step(TimePoint) override { return false; }
+  bool Step() override { return false; }
   bool NeedsStepping() const override { return needs_stepping && !running.empty(); }
   bool NeedsPolling() const override { return NeedsStepping() && !rings; }
   bool Idle() const override { return is_idle ? is_idle() : running.empty(); }

@@ -148,7 +148,7 @@ class AdasumLanesTest : public ::testing::TestWithParam<int> {
       }
       lanes.Start(std::move(batch), core::Clock::now());
       while (!lanes.Idle()) {
-        if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
+        if (!lanes.Step()) std::this_thread::yield();
       }
       for (std::size_t i = 0; i < cases.size(); ++i) {
         if (cases[i].Joined(rank)) {
@@ -266,7 +266,7 @@ TEST_P(AdasumLanesTest, EqualGradientsAreTheResult) {
     batch.items.push_back(std::move(item));
     lanes.Start(std::move(batch), core::Clock::now());
     while (!handle->done()) {
-      if (!lanes.Step(core::Clock::now())) std::this_thread::yield();
+      if (!lanes.Step()) std::this_thread::yield();
     }
     EXPECT_TRUE(handle->status().ok()) << handle->status().ToString();
     EXPECT_EQ(gradient, before);

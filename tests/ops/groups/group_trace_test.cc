@@ -65,7 +65,7 @@ struct Lanes {
     lanes->Start(std::move(batch), core::Clock::now());
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
     while (!lanes->Idle()) {
-      lanes->Step(core::Clock::now());
+      lanes->Step();
       ASSERT_LT(core::Clock::now(), limit);
       std::this_thread::yield();
     }

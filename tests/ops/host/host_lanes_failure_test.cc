@@ -129,7 +129,7 @@ TEST(HostLanesFailureTest, AFailureOnTheLargeLaneEndsEverythingOnce) {
   EXPECT_FALSE(bench.was_idle);
   Bench::WaitFor([&] { return bench.lanes->Idle() && !bench.Failures().empty(); });
   EXPECT_FALSE(bench.lanes->NeedsStepping());
-  EXPECT_FALSE(bench.lanes->Step(core::Clock::now()));
+  EXPECT_FALSE(bench.lanes->Step());
 
   // Nothing starts after it.
   const int operations = bench.backend->operations();
@@ -182,7 +182,7 @@ TEST(HostLanesFailureTest, AFailureOnTheSmallLaneIsReportedFromStep) {
   Bench bench;
   bench.backend->FailFrom(0, kWhy);
   const core::HandlePtr handle = bench.StartSmall("s");
-  bench.lanes->Step(core::Clock::now());
+  bench.lanes->Step();
   ASSERT_TRUE(handle->done());
   EXPECT_EQ(handle->status().code(), StatusCode::kBackend);
   ASSERT_EQ(bench.Failures().size(), 1u);

@@ -91,7 +91,7 @@ class Rank {
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
     while (!condition()) {
       ASSERT_LT(core::Clock::now(), limit);
-      if (!lanes->Step(core::Clock::now())) std::this_thread::yield();
+      if (!lanes->Step()) std::this_thread::yield();
     }
   }
   Status Finish(const core::HandlePtr& handle) {
@@ -264,7 +264,7 @@ TEST_F(HostLanesSetsTest, ASetGoesWhenItsSmallWorkIsDone) {
   const int before = backend->operations();
   const core::HandlePtr removed = self.RemoveSet(1);
   const core::HandlePtr large = self.LargeSum(0, 1);
-  for (int i = 0; i < 100; ++i) EXPECT_FALSE(self.lanes->Step(core::Clock::now()));
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(self.lanes->Step());
   EXPECT_FALSE(removed->done());
   EXPECT_EQ(backend->operations(), before);
   const std::vector<core::RunningOperation> running = self.lanes->Running();

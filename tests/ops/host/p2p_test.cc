@@ -128,7 +128,7 @@ class P2pRank {
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
     while (!work->handle->done()) {
       if (core::Clock::now() > limit) return {StatusCode::kTimedOut, "the message does not end"};
-      if (!lanes->Step(core::Clock::now())) std::this_thread::yield();
+      if (!lanes->Step()) std::this_thread::yield();
     }
     return work->handle->status();
   }
@@ -275,7 +275,7 @@ TEST(P2pTest, AReceiveWaitsForItsMemory) {
     const auto there = std::make_shared<std::atomic<bool>>(false);
     const core::WorkPtr receive = self.Start(OpKind::kReceive, 0, 0, {2}, -1, DType::kI32, there);
     const core::WorkPtr send = self.Send(0, 0, {2}, 4);
-    for (int i = 0; i < 100; ++i) self.lanes->Step(core::Clock::now());
+    for (int i = 0; i < 100; ++i) self.lanes->Step();
     EXPECT_FALSE(receive->handle->done());
     EXPECT_EQ(P2pRank::Taken(receive), std::vector<std::int32_t>(2, -1));
     *there = true;
@@ -290,7 +290,7 @@ TEST(P2pTest, RunningTellsOfThemAndIdleDoesNot) {
     const core::WorkPtr receive = self.Receive(0, 3, {1});
     EXPECT_TRUE(self.lanes->NeedsStepping());
     EXPECT_TRUE(self.lanes->Idle());
-    EXPECT_FALSE(self.lanes->Step(core::Clock::now()));
+    EXPECT_FALSE(self.lanes->Step());
     const std::vector<core::RunningOperation> running = self.lanes->Running();
     ASSERT_EQ(running.size(), 1u);
     EXPECT_EQ(running[0].set, core::kWorldSet);

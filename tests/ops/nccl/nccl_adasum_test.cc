@@ -140,7 +140,7 @@ TEST(NcclAdasumTest, AbandoningEndsOneWhoseTensorsNeverCome) {
   DeviceRank device(gpus, world, 0);
   RunSide side;
   device.Start({device.OnDevice(side.MakeItem(adasum, "w", 0, 1))});
-  while (gpus.calls("cudaMemcpyAsync").empty()) device.lanes().Step(core::Clock::now());
+  while (gpus.calls("cudaMemcpyAsync").empty()) device.lanes().Step();
   EXPECT_FALSE(side.handle()->done());
   device.lanes().Abandon({StatusCode::kPeerLost, "rank 1 is lost"});
   ASSERT_TRUE(side.handle()->done());

@@ -188,7 +188,7 @@ class NcclArenaTest : public ::testing::Test {
     const core::HandlePtr handle = item.work->handle;
     rank.Start({std::move(item)});
     while (!rank.lanes().Idle()) {
-      rank.lanes().Step(core::Clock::now());
+      rank.lanes().Step();
       if (failed) rank.lanes().Abandon({StatusCode::kPeerLost, "another rank has failed"});
       std::this_thread::yield();
     }

@@ -58,7 +58,7 @@ std::vector<Outcome> RunOne(FakeGpus& gpus, int size, const RunCase& c,
     device.Start({std::move(item)});
     Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     while (!device.lanes().Idle()) {
-      device.lanes().Step(core::Clock::now());
+      device.lanes().Step();
       if (failed) device.lanes().Abandon({StatusCode::kPeerLost, "another rank has failed"});
       std::this_thread::yield();
     }
@@ -146,7 +146,7 @@ TEST(NcclLanesFailureTest, ARankThatWaitsInACallOfNcclSaysSo) {
     RunSide side;
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
     const auto what = [&] {
-      device.lanes().Step(core::Clock::now());
+      device.lanes().Step();
       const auto running = device.lanes().Running();
       return running.empty() ? std::string() : running.back().what;
     };
@@ -240,7 +240,7 @@ TEST(NcclLanesFailureTest, AnErrorOnTheWayEndsWhatIsUnderWay) {
     DeviceRank device(gpus, world, rank);
     RunSide side;
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", rank, 2))});
-    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    while (!side.handle()->done()) device.lanes().Step();
     EXPECT_TRUE(side.handle()->status().ok());  // launched
     gpus.SetLastNcclError("NET/Socket : peer has closed");
     gpus.SetAsyncError(rank, nccl::Result::kRemoteError);
@@ -314,7 +314,7 @@ TEST(NcclLanesFailureTest, TheFaultIsKnownBeforeTheAbortAndThatBeforeAHandleEnds
   core::RunItem item = device.OnDevice(side.MakeItem(c, "w", 0, 1));
   handle_to_look_at = side.handle().get();
   device.Start({std::move(item)});
-  while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
+  while (gpus.calls("ncclAllGather").empty()) device.lanes().Step();
   gpus.SetAsyncError(0, nccl::Result::kRemoteError);
   while (!side.handle()->done()) std::this_thread::yield();
   EXPECT_FALSE(side.handle()->status().ok());
@@ -399,7 +399,7 @@ TEST(NcclLanesFailureTest, AProcessThatExitsHasNotFailed) {
     RunSide side;
     if (busy) gpus.Hold();
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", 0, 1))});
-    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    while (!side.handle()->done()) device.lanes().Step();
     if (!busy) device.RunToIdle();
     // CUDA's handlers of the exit come before ours.
     gpus.Unload();
@@ -530,7 +530,7 @@ TEST(NcclLanesFailureTest, AnAbortThatDoesNotReturnHoldsUpNobody) {
     gpus.Forget();
     gpus.PutGate(device.producer(), open);  // the device stands still
     device.Start({device.OnDevice(late.MakeItem(rows, "late", 0, 1))});
-    while (gpus.calls("ncclAllGather").empty()) device.lanes().Step(core::Clock::now());
+    while (gpus.calls("ncclAllGather").empty()) device.lanes().Step();
     gpus.SetAsyncError(0, nccl::Result::kRemoteError);
     while (!late.handle()->done()) std::this_thread::yield();
     EXPECT_FALSE(late.handle()->status().ok());
@@ -573,7 +573,7 @@ TEST(NcclLanesFailureTest, ALaneThatIsLeftBehindStillHasItsNccl) {
     token.reset();
     RunSide side;
     device.Start({device.OnDevice(side.MakeItem(Sum(), "w", 0, 1))});
-    while (!is_in_init) device.lanes().Step(core::Clock::now());
+    while (!is_in_init) device.lanes().Step();
   }
   EXPECT_FALSE(loader.expired());
   may_leave_init = true;

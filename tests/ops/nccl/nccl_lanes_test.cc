@@ -252,7 +252,7 @@ TEST(NcclLanesTest, RanksConnectAndTakeMemoryWhenTheirCommunicatorIsMade) {
     std::deque<RunSide> sides(2);
     const RunCase c = OnDevice({.signature = {.shape = {5000}}});
     device.Start({device.OnDevice(sides[0].MakeItem(c, "first", rank, 2))});
-    while (!sides[0].handle()->done()) device.lanes().Step(core::Clock::now());
+    while (!sides[0].handle()->done()) device.lanes().Step();
     once(rank, [&] {
       for (const char* of : {"ncclAllReduce rank 0 ", "ncclAllReduce rank 1 "}) {
         const std::string least = of + std::string("count 1 type 7 op 0");
@@ -307,7 +307,7 @@ TEST(NcclLanesTest, NothingRunsBeforeItsProducer) {
     gpus.PutWrite(device.producer(), gradient.data(), rank + 1, gradient.size());
     const auto* output = static_cast<const std::byte*>(item.work->output);
     device.Start({device.OnDevice(std::move(item))});
-    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    while (!side.handle()->done()) device.lanes().Step();
     gpus.RunDevices();
     EXPECT_EQ(output[0], std::byte{0xCD});
     written = true;
@@ -334,7 +334,7 @@ TEST(NcclLanesTest, AHandleIsDoneWhenItsGroupIsLaunched) {
     core::RunItem item = device.OnDevice(side.MakeItem(c, "w", rank, 2));
     const auto work = std::static_pointer_cast<cuda::DeviceWork>(item.work);
     device.Start({std::move(item)});
-    while (!side.handle()->done()) device.lanes().Step(core::Clock::now());
+    while (!side.handle()->done()) device.lanes().Step();
     EXPECT_FALSE(device.lanes().Idle());
     EXPECT_THAT(device.lanes().Running().at(0).what, HasSubstr("all-reduce of \"w\""));
     ASSERT_NE(work->done, nullptr);

@@ -81,7 +81,7 @@ class Rank {
     return status;
   }
   void Step() {
-    if (!device_.lanes().Step(core::Clock::now())) std::this_thread::yield();
+    if (!device_.lanes().Step()) std::this_thread::yield();
   }
 
   // What the work's memory holds now.
