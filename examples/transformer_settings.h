@@ -23,8 +23,8 @@ constexpr char kHelp[] =
     "  --width N          numbers for each letter, a multiple of 32; a head has 32 (128)\n"
     "  --lr X             highest learning rate of one rank; grows with the root of the ranks "
     "(0.002)\n"
-    "  --shard WHAT       what is kept once for all ranks in place of once on each: none, or\n"
-    "                     optimizer, AdamW's state (none)\n"
+    "  --shard WHAT       what is kept once for all ranks in place of once on each: none;\n"
+    "                     optimizer, AdamW's state; or gradients, that and the gradients (none)\n"
     "  --recompute        a block runs again in the backward pass in place of being remembered\n"
     "  --device NAME      cpu, cuda, or auto: cuda if every rank has a GPU of its own (cpu)\n"
     "  --seed N           of the order and the initial weights (1)\n"
@@ -41,6 +41,7 @@ inline const std::map<std::string, sirtaki::Shard>& shards() {
   static const std::map<std::string, sirtaki::Shard> all = {
       {"none", sirtaki::Shard::None},
       {"optimizer", sirtaki::Shard::OptimizerState},
+      {"gradients", sirtaki::Shard::Gradients},
   };
   return all;
 }

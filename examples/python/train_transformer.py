@@ -22,7 +22,7 @@ from transformer import GPT, HEAD_WIDTH, loss_of
 from transformer_text import Writer
 
 LETTERS = 200000  # of the text
-SHARDS = {"none": None, "optimizer": "optimizer"}  # what --shard takes
+SHARDS = {"none": None, "optimizer": "optimizer", "gradients": "gradients"}  # what --shard takes
 
 
 def parse_settings():
@@ -37,7 +37,8 @@ def parse_settings():
     parser.add_argument("--lr", type=rate, default=0.002,
                         help="highest learning rate of one rank; grows with the root of the ranks (0.002)")
     parser.add_argument("--shard", choices=SHARDS, default="none",
-                        help="what is kept once for all ranks in place of once on each: nothing, or AdamW's state (none)")
+                        help="what is kept once for all ranks in place of once on each: nothing, AdamW's state, or the "
+                             "gradients as well (none)")
     parser.add_argument("--recompute", action="store_true",
                         help="a block runs again in the backward pass in place of being remembered")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu",
@@ -51,9 +52,6 @@ def parse_settings():
         parser.error(f"--width takes a multiple of {HEAD_WIDTH}, not '{settings.width}'")
     if settings.resume and not settings.checkpoint:
         parser.error("--resume needs --checkpoint DIR, where it finds the run to go on with")
-    if settings.checkpoint and settings.shard != "none":
-        parser.error("--checkpoint needs the optimizer's whole state, which no rank has with --shard: leave out one of them, "
-                     "or use the C++ program, which saves shards")
     return settings
 
 
@@ -137,8 +135,8 @@ def train(settings):
             print(f"epoch {epoch + 1:3d}/{settings.epochs}: loss {loss:.4f}, validation loss {test_loss:.4f}, "
                   f"{milliseconds:.1f} ms a step", flush=True)
         if file:
-            save(file, gpt=gpt.state_dict(), optimizer=optimizer.state_dict(), scheduler=scheduler.state_dict(),
-                 epoch=epoch + 1)
+            state = optimizer.consolidated_state_dict(root_rank=0)  # by all ranks: each may have a shard of it
+            save(file, gpt=gpt.state_dict(), optimizer=state, scheduler=scheduler.state_dict(), epoch=epoch + 1)
     hvd.check_parameters(gpt)  # raises if a bit differs between the ranks
     if hvd.rank() == 0:
         print(f"parameters identical on all ranks, digest {digest(gpt):016x}")

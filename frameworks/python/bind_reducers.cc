@@ -31,7 +31,7 @@ class PythonScope {
 
 ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
                            int passes, bool at_backward, int compression, bool everywhere,
-                           bool sparse_as_dense, std::int64_t check_every, bool shard,
+                           bool sparse_as_dense, std::int64_t check_every, int shard,
                            bool by_element, const ProcessSet& set, CommunicationHook hook) {
   ReducerSettings settings;
   settings.named = std::move(named);
@@ -46,7 +46,7 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
                          .compression_scope(ScopeOf(everywhere))
                          .sparse_as_dense(sparse_as_dense)
                          .check_parameters_every(check_every)
-                         .shard(shard ? Shard::OptimizerState : Shard::None)
+                         .shard(static_cast<Shard>(shard))
                          .shard_by(by_element ? ShardBy::Element : ShardBy::Parameter)
                          .hook(std::move(hook));
   return settings;
@@ -77,6 +77,7 @@ void BindReducers(py::module_& module) {
       .def(py::init<const py::list&, ReducerSettings>())
       .def("step", &PythonOptimizer::Step)
       .def("shards", &PythonOptimizer::Shards)
+      .def("gradient_shards", &PythonOptimizer::gradient_shards)
       .def("synchronize", &PythonOptimizer::Synchronize)
       .def("before_zero_grad", &PythonOptimizer::BeforeZeroGrad)
       .def("is_reducing", &PythonOptimizer::IsReducing, WithoutGil())

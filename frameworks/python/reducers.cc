@@ -69,7 +69,9 @@ std::vector<std::vector<const PyObject*>> ObjectsOf(const py::list& param_groups
 
 py::list ToPython(const std::vector<detail::ShardOfParameter>& shards) {
   py::list all;
-  for (const auto& of : shards) all.append(py::make_tuple(of.parameter, of.shard, of.begin));
+  for (const auto& of : shards) {
+    all.append(py::make_tuple(of.parameter, of.shard, of.begin, of.has_average));
+  }
   return all;
 }
 

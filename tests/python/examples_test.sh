@@ -137,13 +137,9 @@ transformer_resume() {
   run train_transformer.py "${small[@]}" --checkpoint "$scratch/whole_transformer"
   expect 0 "train_transformer not interrupted" "digest"
   weights=$(grep -o 'digest .*' "$scratch/output")
-  run train_transformer.py "${small[@]}" --checkpoint "$scratch/transformer" --stop-after 1
+  run train_transformer.py "${small[@]}" --checkpoint "$scratch/transformer" --stop-after 1 --shard optimizer
   run train_transformer.py "${small[@]}" --checkpoint "$scratch/transformer" --resume
   expect 0 "train_transformer resumed" "resumed after epoch 1" "epoch   2/2" "$weights"
-}
-no_checkpoint_of_shards() {
-  run train_transformer.py --shard optimizer --checkpoint "$scratch/shards"
-  expect 2 "a checkpoint of shards" "leave out one of them"
 }
 gan() {
   run gan.py --steps 20
@@ -184,7 +180,7 @@ sparse_by_mpirun() {
 digits
 for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
   accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_resume) \
-  $(sample 1 bad_argument no_epochs no_steps gan_alone no_checkpoint_of_shards) \
+  $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"
 done

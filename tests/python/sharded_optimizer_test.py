@@ -1,4 +1,4 @@
-"""An optimizer with shard="optimizer" makes the steps of one without, to the bit."""
+"""An optimizer with shard="optimizer" or "gradients" makes the steps of one without, to the bit."""
 
 import copy
 import io
@@ -27,10 +27,11 @@ def state_elements(optimizer):
                if isinstance(value, torch.Tensor) and value.dim() > 0)
 
 
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
 @pytest.mark.parametrize("name", NAMES)
-def test_its_steps_are_those_of_one_without(rank, size, name):
+def test_its_steps_are_those_of_one_without(rank, size, name, shard):
     whole, plain = trained(rank, name)
-    sharded, optimizer = trained(rank, name, shard="optimizer")
+    sharded, optimizer = trained(rank, name, shard=shard)
     for mine, other in zip(sharded.parameters(), whole.parameters()):
         assert torch.equal(mine, other)
     everywhere = hvd.allgather(torch.tensor([state_elements(optimizer)])).sum()
@@ -194,7 +195,73 @@ def test_what_needs_the_whole_state_is_refused(rank, size):
             call()
 
 
-@pytest.mark.parametrize("shard", ["gradients", True, 1])
+@pytest.mark.parametrize("average_at", ["step", "backward"])
+def test_gradients_are_kept_in_shards_until_a_step_uses_them(rank, size, average_at):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(65, 33)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard="gradients", average_at=average_at)
+    if size == 1:
+        model(torch.ones(1, 65)).sum().backward()
+        assert model.weight.grad is not None
+        return
+    model(torch.full((1, 65), float(rank))).sum().backward()
+    optimizer.synchronize()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    mean = (size - 1) / 2
+    norm = optimizer.clip_grad_norm_(1e9)
+    assert norm == pytest.approx((65 * 33 * mean**2 + 33) ** 0.5)
+    assert optimizer.clip_grad_norm_(norm / 2) == pytest.approx(norm)
+    before = model.weight.detach().clone()
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert torch.allclose(before - model.weight, torch.full((33, 65), 0.1 * mean / 2), atol=1e-6)
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_knows_of_gradients_in_shards(rank, size, fused):
+    def train(**arguments):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(65, 33)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.Adam(model.parameters(), fused=fused), model.named_parameters(), **arguments)
+        scaler = hvd.GradScaler("cpu", init_scale=1024.0)
+        scales = []
+        for step in range(4):
+            optimizer.zero_grad()
+            x = torch.full((1, 65), 1.0 + rank + step)
+            # What is not finite is in a shard of one rank.
+            loss = model(x).sum() + (model.weight[32, 64] * float("inf") if step == 2 and rank == 0 else 0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return model, scales
+
+    whole, scales = train()
+    sharded, same_scales = train(shard="gradients")
+    assert scales == same_scales == [1024.0, 1024.0, 512.0, 512.0]
+    for mine, other in zip(sharded.parameters(), whole.parameters()):
+        assert torch.equal(mine, other)
+
+
+def test_an_average_that_no_step_has_used_is_not_added_to(rank, size):
+    if size == 1:
+        return
+    model = torch.nn.Linear(65, 33)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), shard="gradients", average_at="backward")
+    model(torch.ones(1, 65)).sum().backward()
+    model.zero_grad()
+    with pytest.raises(InvalidArgumentError, match="zero_grad.. of the optimizer"):
+        model(torch.ones(1, 65)).sum().backward()
+    optimizer.zero_grad()
+    model(torch.ones(1, 65)).sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("shard", ["parameters", True, 1])
 def test_other_values_are_refused(rank, size, shard):
     with pytest.raises(ValueError, match="it must be None or 'optimizer'"):
         trained(rank, "SGD", shard=shard)

@@ -72,6 +72,7 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
   if (!members_.Scan(optimizer)) return;
+  // Averages come in any order, and the parameters are cut in that of the optimizer.
   if (rule_->keeps_shards) CutParameters(optimizer);
   // The backward() of this step has not averaged what was added behind zero_grad().
   if (members_.has_new()) synchronized_ = false;
@@ -435,7 +436,7 @@ void GradientReducer::SaveShards(torch::optim::Optimizer& optimizer,
 }
 
 void GradientReducer::CutParameters(const torch::optim::Optimizer& optimizer) {
-  impl().shards()->CutParameters(optimizer);
+  impl().CutParameters(optimizer);
 }
 
 std::vector<ShardOfParameter> GradientReducer::shards() const { return impl().shards()->Mine(); }

@@ -48,6 +48,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
                   const BaseStep& base_step);
   // What makes the step in the place of the optimizer's own; null without the option fused.
   BaseStep FusedStepFor(torch::optim::Optimizer& optimizer) const;
+  void CutParameters(const torch::optim::Optimizer& optimizer);
   void BeginStep();
   void AfterStep();
   void SynchronizeUnlessDone();
@@ -74,7 +75,6 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
  private:
   std::string WhyNotTuned() const;
-  void CutParameters(const torch::optim::Optimizer& optimizer);
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
   void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);

@@ -96,6 +96,7 @@ OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) 
   CheckParameter(parameter, shards.cuts, shards.strides);
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
+    shards.number = shards_.size();
     shards.parameter = parameter;
     shards.strides = parameter.strides().vec();
     shards.cuts = CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
@@ -313,17 +314,11 @@ std::vector<ShardOfParameter> OptimizerShards::Mine() const {
   for (const auto& [key, shards] : shards_) {
     // Of one without elements every rank has all there is, so that it has state as without shards.
     const bool is_empty = !shards.cuts.empty() && shards.cuts.back() == 0;
-    if (!shards.mine.defined() && !is_empty) continue;
-    mine.push_back(
-        {shards.parameter, is_empty ? shards.parameter : shards.mine, shards.cuts[self()]});
+    if (!shards.mine.defined() && !is_empty && !shards.has_gradient) continue;
+    mine.push_back({shards.parameter, is_empty ? shards.parameter : shards.mine,
+                    shards.cuts[self()], shards.has_gradient});
   }
   return mine;
-}
-
-void OptimizerShards::CutParameters(const Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) ShardsOf(parameter);
-  }
 }
 
 core::KeptPart OptimizerShards::PartToKeep(const at::Tensor& parameter, void* output,
@@ -370,10 +365,12 @@ void OptimizerShards::DropGradients() {
 }
 
 std::vector<at::Tensor> OptimizerShards::Gradients() const {
-  std::vector<at::Tensor> gradients;
+  std::map<std::size_t, at::Tensor> ordered;
   for (const auto& [key, shards] : shards_) {
-    if (shards.gradient.defined()) gradients.push_back(shards.gradient);
+    if (shards.gradient.defined()) ordered.emplace(shards.number, shards.gradient);
   }
+  std::vector<at::Tensor> gradients;
+  for (auto& [number, gradient] : ordered) gradients.push_back(std::move(gradient));
   return gradients;
 }
 

@@ -52,15 +52,13 @@ class OptimizerShards {
   void SetCut(bool cut) { is_cut_ = cut; }
   // Saves the state of this rank's shards, for ShardsOfAllRanks. Precondition: is_cut().
   void Save(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
-  // Cuts parameters that no step has seen yet, in their order, as the next step would.
+  // Cuts parameters that no step has seen yet, in the order of the optimizer, which all ranks have.
   void CutParameters(const torch::optim::Optimizer& optimizer);
   std::vector<ShardOfParameter> Mine() const;
 
   // ---- the shards of gradients ----
 
   bool of_gradients() const { return of_gradients_; }
-  // Cuts all parameters in the order of the optimizer, which all ranks have: averages come in any.
-  void CutParameters(const torch::optim::Optimizer& optimizer);
   // The part of an average, whose memory lies as the parameter's and is at `output`, that this rank
   // keeps. Where that is no whole parameter, `*shard` gets memory for it.
   core::KeptPart PartToKeep(const at::Tensor& parameter, void* output, at::Tensor* shard) const;
@@ -70,11 +68,13 @@ class OptimizerShards {
   void TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                     const at::Tensor& shard);
   void DropGradients();
-  // What TakeGradient has kept: some of the parameters' elements, in the order of their memory.
+  // What TakeGradient has kept, in the order in which the parameters were cut: norms are added up in
+  // it.
   std::vector<at::Tensor> Gradients() const;
 
  private:
   struct Shards {
+    std::size_t number = 0;  // in the order in which parameters were cut
     at::Tensor parameter;
     std::vector<std::int64_t> strides;  // as it was cut
     std::vector<std::int64_t> cuts;

@@ -60,8 +60,10 @@ class SIRTAKI_API GradientSynchronizer {
 // of it, or the parameter itself if that is all of it.
 struct ShardOfParameter {
   at::Tensor parameter;
-  at::Tensor shard;
+  at::Tensor shard;  // not defined: this rank has none, but knows that there is an average
   std::int64_t begin = 0;
+  bool has_average =
+      false;  // of its gradient, kept in shards: `.grad` of the parameter is undefined
 };
 
 // Names the parameters by their place in the optimizer: "parameter 0", …. A tensor that stands in

@@ -57,9 +57,10 @@ class Settings:
         if average_at not in ("step", "backward"):
             raise ValueError(f"average_at is {average_at!r}; it must be 'step' or 'backward'")
         rest["at_backward"] = average_at == "backward"
-        if rest["shard"] not in (None, "optimizer"):
-            raise ValueError(f"shard is {rest['shard']!r}; it must be None or 'optimizer'")
-        rest["shard"] = rest["shard"] is not None
+        shards = (None, "optimizer", "gradients")  # in the order of Shard
+        if rest["shard"] not in shards:
+            raise ValueError(f"shard is {rest['shard']!r}; it must be None, 'optimizer' or 'gradients'")
+        rest["shard"] = shards.index(rest["shard"])
         if hook is not None and not callable(hook):
             raise ValueError(f"communication_hook is {hook!r}; it must be a function")
         if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):

@@ -15,7 +15,8 @@ _BY_ELEMENT = {
     getattr(torch.optim, name)
     for name in ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
-Shard = Tuple[torch.Tensor, torch.Tensor, int]  # the parameter, the shard, and its first element
+# The parameter, this rank's shard of it, its first element, and whether its gradient was averaged and is kept in shards.
+Shard = Tuple[torch.Tensor, Optional[torch.Tensor], int, bool]
 _OTHER_RANKS = (
     "consolidated_state_dict(), which all ranks call, makes a state that load_state_dict() takes on any number of ranks"
 )
@@ -80,7 +81,8 @@ class Shards:
         if not is_cut(optimizer):
             self.order = dict.fromkeys(key for key in optimizer.state if isinstance(key, torch.Tensor))
             self.steps = 0
-        self.order.update(dict.fromkeys(parameter for parameter in parameters if parameter.grad is not None))
+        averaged = {parameter for parameter, _, _, has_average in shards if has_average}
+        self.order.update(dict.fromkeys(p for p in parameters if p.grad is not None or p in averaged))
         self.steps += 1
         self.mine = _by_parameter(shards)
         self.cut = optimizer.state
@@ -188,7 +190,7 @@ def check_steps(steps: Any, process_set: ProcessSet, whole_is_given: bool = Fals
 
 
 def _by_parameter(shards: List[Shard]) -> Dict[torch.Tensor, Tuple[torch.Tensor, int]]:
-    return {parameter: (shard, begin) for parameter, shard, begin in shards}
+    return {parameter: (shard, begin) for parameter, shard, begin, _ in shards if shard is not None}
 
 
 def _table(optimizer: Any, parameters: List[torch.Tensor], mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]]) -> List[Any]:

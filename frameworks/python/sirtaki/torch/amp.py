@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, Iterator
 
 import torch
 from torch.amp.grad_scaler import OptState
 
 from sirtaki.torch.optimizer import _DistributedOptimizer
 from sirtaki.torch.reductions import Max, allreduce_
+
+
+def _has_own_gradients(optimizer: _DistributedOptimizer) -> bool:
+    """Whether this rank has other gradients than the others: before op Adasum, or its shards of them."""
+    reducer = optimizer._sirtaki_reducer
+    return reducer.has_local_gradients() or reducer.gradient_shards() is not None
+
+
+@contextlib.contextmanager
+def _shards_in_groups(optimizer: Any) -> Iterator[None]:
+    """Within this context the groups have what this rank keeps of gradients, if that is shards. Of each device there is
+    something, on all ranks: they look for what is not finite together."""
+    shards = optimizer._sirtaki_reducer.gradient_shards() if isinstance(optimizer, _DistributedOptimizer) else None
+    if shards is None:
+        yield
+        return
+    groups = optimizer.param_groups
+    devices = dict.fromkeys(parameter.device for group in groups for parameter in group["params"])
+    holders = []
+    for gradient in [torch.zeros(1, device=device) for device in devices] + shards:
+        holder = gradient.detach()
+        holder.grad = gradient
+        holders.append(holder)
+    optimizer.param_groups = [{"params": holders}]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -19,10 +48,11 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        super().unscale_(optimizer)
+        with _shards_in_groups(optimizer):
+            super().unscale_(optimizer)
         if not self._enabled or not isinstance(optimizer, _DistributedOptimizer):
             return
-        if optimizer._sirtaki_reducer.has_local_gradients():
+        if _has_own_gradients(optimizer):
             # Those of other ranks are others: a step is made by all of them, or by none.
             for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 allreduce_(found, op=Max, process_set=optimizer._sirtaki_settings.process_set)
@@ -31,7 +61,7 @@ class GradScaler(torch.amp.GradScaler):
         if not isinstance(optimizer, _DistributedOptimizer):
             return super().step(optimizer, *args, **kwargs)
         optimizer._sirtaki_synchronize()
-        if self._enabled and optimizer._sirtaki_reducer.has_local_gradients():
+        if self._enabled and _has_own_gradients(optimizer):
             # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
             if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)

@@ -29,6 +29,9 @@ class _Outside:
     def shards(self, groups: Any) -> None:
         return None
 
+    def gradient_shards(self) -> None:
+        return None
+
     def synchronize(self, groups: Any) -> None:
         pass
 
@@ -363,7 +366,8 @@ def DistributedOptimizer(
     - ``shard``: with ``"optimizer"`` each rank keeps the optimizer's state for its shard of the parameters alone, and
       makes the step of that shard; then all ranks get the shards of all. Optimizers of torch.optim that work element by
       element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused.
-      ``consolidated_state_dict()`` is in the place of ``state_dict()``. See docs/sharding.md.
+      ``consolidated_state_dict()`` is in the place of ``state_dict()``. With ``"gradients"`` each rank also keeps its shard
+      of the averages alone, and ``.grad`` is None from then on. See docs/sharding.md.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
