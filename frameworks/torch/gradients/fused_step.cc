@@ -180,9 +180,25 @@ void StepAdagrad(Optimizer& optimizer) {
       });
 }
 
+// On the CPU _fused_sgd_ leaves elements of half types as they are, whole vectors of them, up to
+// LibTorch 2.13 (pytorch/pytorch#191763).
+void CheckNoHalfOnCpu(const Optimizer& optimizer) {
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const bool is_half = at::isReducedFloatingType(parameter.scalar_type());
+      if (!is_half || !parameter.is_cpu() || !parameter.grad().defined()) continue;
+      throw std::invalid_argument(
+          "a fused step of SGD: a parameter of " + TypeAndShape(parameter) +
+          " is on the CPU, where LibTorch's operator is wrong for half types: leave out the option "
+          "fused, or keep the parameters in float32");
+    }
+  }
+}
+
 void StepSgd(Optimizer& optimizer) {
   using torch::optim::SGDOptions;
   using torch::optim::SGDParamState;
+  CheckNoHalfOnCpu(optimizer);
   StepGroups<SGDOptions>(
       optimizer,
       [&](const at::Tensor& parameter, const SGDOptions& options, Lists* one,
