@@ -3,6 +3,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -10,7 +11,6 @@
 #include <string>
 #include <utility>
 
-#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -27,33 +27,63 @@ std::vector<std::int64_t> ReadList(torch::serialize::InputArchive& archive,
   return value.toIntVector();
 }
 
-std::vector<ShardRange> ReadRanges(torch::serialize::InputArchive& archive,
-                                   const Optimizer& optimizer) {
+}  // namespace
+
+std::optional<std::vector<std::int64_t>> SizesInLine(const std::string& line) {
+  std::size_t at = line.rfind('[');
+  if (line.starts_with("group ") || at == std::string::npos) return std::nullopt;
+  std::vector<std::int64_t> sizes;
+  for (++at; at + 1 < line.size(); at = std::min(line.find(',', at), line.size() - 1) + 1) {
+    sizes.push_back(std::stoll(line.substr(at)));
+  }
+  return sizes;
+}
+
+ShardCover::ShardCover(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    const auto sizes = SizesInLine(line);
+    if (!sizes) continue;
+    places_.push_back({line, c10::multiply_integers(*sizes), {}});
+  }
+}
+
+std::vector<ShardRange> ShardCover::Add(torch::serialize::InputArchive& archive) {
   const std::vector<std::int64_t> begins = ReadList(archive, "begins");
   const std::vector<std::int64_t> counts = ReadList(archive, "counts");
-  std::vector<ShardRange> ranges;
-  std::size_t place = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (place >= begins.size() || place >= counts.size()) break;
-      const ShardRange& range = ranges.emplace_back(ShardRange{begins[place], counts[place]});
-      ++place;
-      if (range.begin < 0 || range.count < 0 || range.begin > parameter.numel() - range.count) {
-        throw std::runtime_error("a shard does not fit the parameter of " +
-                                 TypeAndShape(parameter));
-      }
-    }
-  }
-  std::size_t places = 0;
-  for (const auto& group : optimizer.param_groups()) places += group.params().size();
-  if (places != begins.size() || places != counts.size()) {
+  if (begins.size() != places_.size() || counts.size() != places_.size()) {
     throw std::runtime_error("a shard is of " + std::to_string(begins.size()) +
-                             " parameters, and the optimizer has " + std::to_string(places));
+                             " parameters, and the optimizer has " +
+                             std::to_string(places_.size()));
+  }
+  std::vector<ShardRange> ranges;
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    const ShardRange& range = ranges.emplace_back(ShardRange{begins[i], counts[i]});
+    if (range.begin < 0 || range.count < 0 || range.begin > places_[i].elements - range.count) {
+      throw std::runtime_error("a shard does not fit " + places_[i].line);
+    }
+    if (range.count > 0) places_[i].counts_by_begin.emplace(range.begin, range.count);
   }
   return ranges;
 }
 
-}  // namespace
+void ShardCover::Finish() const {
+  for (const Place& place : places_) {
+    std::int64_t end = 0;
+    std::string text;
+    bool once = true;
+    for (const auto& [begin, count] : place.counts_by_begin) {
+      once = once && begin == end;
+      end = begin + count;
+      text +=
+          (text.empty() ? " " : ", ") + std::to_string(begin) + " to " + std::to_string(end - 1);
+    }
+    if (once && end == place.elements) continue;
+    throw std::runtime_error(place.line + ": the shards have the elements" +
+                             (text.empty() ? " none" : text) + ", instead of each of " +
+                             std::to_string(place.elements) +
+                             " once: is a file of shards a copy of another one?");
+  }
+}
 
 at::Tensor FlatLike(const at::Tensor& parameter, at::Tensor tensor) {
   tensor = tensor.detach();
@@ -104,7 +134,7 @@ void SaveShards(Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shard
 
 void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
   const at::NoGradGuard no_grad;
-  const std::vector<ShardRange> ranges = ReadRanges(archive, optimizer_);
+  const std::vector<ShardRange> ranges = cover_.Add(archive);
   struct Part {
     Whole* whole;
     ShardRange range;
@@ -116,10 +146,11 @@ void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
   for (const auto& group : optimizer_.param_groups()) {
     std::vector<at::Tensor>& of_group = shards.emplace_back();
     for (const at::Tensor& parameter : group.params()) {
-      const ShardRange& range = ranges[place++];
+      const ShardRange& range = ranges[place];
       const void* const key = parameter.unsafeGetTensorImpl();
       Whole& whole = wholes_[key];
       whole.parameter = parameter;
+      whole.place = place++;
       if (range.count == 0) continue;
       if (parts.count(key) == 0) {
         const at::Tensor shard =
@@ -127,7 +158,6 @@ void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
                 ? parameter
                 : FlatLike(parameter, parameter).narrow(0, range.begin, range.count);
         parts[key] = {&whole, range, shard};
-        whole.in_ranges += range.count;
       }
       of_group.push_back(parts[key].shard);
     }
@@ -173,14 +203,12 @@ void ShardsOfAllRanks::Merge(Whole& whole, const ShardRange& range,
 }
 
 void ShardsOfAllRanks::Finish() {
-  for (auto& [key, whole] : wholes_) {
-    const std::int64_t elements = whole.parameter.numel();
-    const bool has_all = whole.with_state == elements || whole.with_state == 0;
-    if (whole.in_ranges != elements || !has_all) {
-      throw std::runtime_error("the shards of a parameter of " + TypeAndShape(whole.parameter) +
-                               " have " + std::to_string(whole.in_ranges) + " elements together, " +
-                               std::to_string(whole.with_state) + " of them with state");
-    }
+  cover_.Finish();
+  for (const auto& [key, whole] : wholes_) {
+    if (whole.with_state == whole.parameter.numel() || whole.with_state == 0) continue;
+    throw std::runtime_error(cover_.line(whole.place) + ": " + std::to_string(whole.with_state) +
+                             " elements of " + std::to_string(whole.parameter.numel()) +
+                             " have state");
   }
   optimizer_.state().clear();
   for (auto& [key, whole] : wholes_) {

@@ -6,10 +6,16 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <unordered_map>
 #include <vector>
+
+#include "frameworks/torch/state/optimizer_archive.h"
 
 namespace sirtaki::detail {
 
@@ -45,12 +51,38 @@ class InPlaceOfParameters {
 void SaveShards(torch::optim::Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shards,
                 const std::vector<ShardRange>& ranges, torch::serialize::OutputArchive& archive);
 
+// The shape of the parameter that a line of DescribeOptimizer() is about; none of a group's line.
+std::optional<std::vector<std::int64_t>> SizesInLine(const std::string& line);
+
+// ShardCover adds up which elements of the parameters the shards of the ranks have. It does not need
+// the optimizer. What throws throws std::runtime_error.
+class ShardCover {
+ public:
+  // `lines`: what DescribeOptimizer() says.
+  explicit ShardCover(const std::vector<std::string>& lines);
+
+  // Takes what SaveShards has written on one rank, and returns what that has at each place.
+  std::vector<ShardRange> Add(torch::serialize::InputArchive& archive);
+  const std::string& line(std::size_t place) const { return places_.at(place).line; }
+  // Throws if the shards do not have each element once: two ranks' files may be copies of one.
+  void Finish() const;
+
+ private:
+  struct Place {
+    std::string line;
+    std::int64_t elements = 0;
+    std::multimap<std::int64_t, std::int64_t> counts_by_begin;
+  };
+  std::vector<Place> places_;
+};
+
 // ShardsOfAllRanks makes the state of whole parameters of what all ranks have saved. The optimizer's
 // own is used meanwhile; what throws, which is std::runtime_error or what LibTorch throws, leaves
 // anything there.
 class ShardsOfAllRanks {
  public:
-  explicit ShardsOfAllRanks(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
+  explicit ShardsOfAllRanks(torch::optim::Optimizer& optimizer)
+      : optimizer_(optimizer), cover_(DescribeOptimizer(optimizer)) {}
 
   // Takes what SaveShards has written on one rank.
   void Add(torch::serialize::InputArchive& archive);
@@ -60,14 +92,15 @@ class ShardsOfAllRanks {
  private:
   struct Whole {
     at::Tensor parameter;
+    std::size_t place = 0;
     std::unique_ptr<torch::optim::OptimizerParamState> state;
-    std::int64_t in_ranges = 0;   // elements
-    std::int64_t with_state = 0;  // of these
+    std::int64_t with_state = 0;  // elements
   };
   void Merge(Whole& whole, const ShardRange& range,
              std::unique_ptr<torch::optim::OptimizerParamState> state);
 
   torch::optim::Optimizer& optimizer_;
+  ShardCover cover_;
   std::unordered_map<const void*, Whole> wholes_;  // by parameter
 };
 

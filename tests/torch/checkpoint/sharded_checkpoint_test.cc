@@ -178,6 +178,29 @@ TEST(ShardedCheckpointTest, AShardThatIsMissingDamagedOrOfAnotherSaveChangesNoth
   expect_refused("is of another save");
 }
 
+// Halves of a parameter have as many elements together as the whole, whichever halves they are.
+TEST(ShardedCheckpointTest, AShardThatIsACopyOfAnotherRanksIsRefused) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  RunTorchRanks(2, [&](int rank) {
+    torch::nn::Linear net(torch::nn::LinearOptions(8, 8).bias(false));
+    auto optimizer = DistributedOptimizer(AdamW(net->parameters(), AdamWOptions(0.05)),
+                                          net->named_parameters(), OptionsOf(/*sharded=*/true));
+    net->weight.pow(2).sum().backward();
+    optimizer.step();
+    const Checkpoint checkpoint = Checkpoint().optimizer(optimizer);
+    save_checkpoint(file, checkpoint);
+    ASSERT_TRUE(load_checkpoint(file, checkpoint));
+    if (rank == 0) {
+      fs::copy_file(ShardOf(file, 0), ShardOf(file, 1), fs::copy_options::overwrite_existing);
+    }
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { load_checkpoint(file, checkpoint); }),
+                AllOf(HasSubstr(file),
+                      HasSubstr("parameter 0 of group 0, float32 [8, 8]: the shards have the "
+                                "elements 0 to 31, 0 to 31, instead of each of 64 once")));
+  });
+}
+
 TEST(ShardedCheckpointTest, TwoOptimizersOfWhichOneIsSharded) {
   const ScratchFolder folder;
   const std::string file = folder.File("run.pt");
