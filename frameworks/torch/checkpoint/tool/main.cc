@@ -1,7 +1,6 @@
 // sirtaki-checkpoint looks into checkpoints, and makes one file of several. See docs/checkpoints.md.
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
-#include <c10/util/StringUtil.h>
 
 #include <array>
 #include <charconv>
@@ -9,10 +8,11 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "core/base/text.h"
@@ -20,6 +20,7 @@
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
 #include "frameworks/torch/checkpoint/tool/python_file.h"
 #include "frameworks/torch/checkpoint/tool/saved_optimizer.h"
+#include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -60,8 +61,9 @@ void Complain(const std::string& text) {
 struct OptimizerOfFile {
   std::string name;
   std::string key;  // in "optimizers"
-  std::vector<std::string> lines;
   bool in_shards = false;
+  ShardCover cover;
+  SavedOptimizer saved;
 };
 
 // The file at the path of the checkpoint.
@@ -92,177 +94,91 @@ Index ReadIndex(const std::string& path) {
     const auto lines = Read<Lines>(index.archive, "optimizer_parameters");
     for (const auto& name : Read<std::vector<std::string>>(index.archive, "optimizer_names")) {
       const std::string key = std::to_string(index.optimizers.size());
+      const std::vector<std::string> of_this = lines.at(name).vec();
       InputArchive one;
-      index.optimizers.push_back({name, key, lines.at(name).vec(), !all.try_read(key, one)});
+      index.optimizers.push_back(
+          {name, key, !all.try_read(key, one), ShardCover(of_this), SavedOptimizer(of_this)});
     }
   });
   return index;
 }
 
-// The optimizers whose state is in shards, by key.
-using InShards = std::map<std::string, SavedOptimizer>;
-InShards OptimizersInShards(const Index& index) {
-  InShards in_shards;
-  for (const OptimizerOfFile& one : index.optimizers) {
-    if (one.in_shards) in_shards.emplace(one.key, SavedOptimizer(one.lines));
-  }
-  return in_shards;
-}
-
-// What a file has of each optimizer.
-using PiecesOfFile = std::vector<std::pair<const OptimizerOfFile*, std::vector<Piece>>>;
-
-// Adds what a file of shards has, and returns it. `keep`: as SavedOptimizer::Add has it.
-PiecesOfFile AddShards(const std::string& path, const std::string& name, const Index& index,
-                       bool keep, InShards* in_shards) {
+// Reads a file of shards, and calls with what it has of each optimizer.
+void ReadShards(const std::string& path, const std::string& name, Index& index,
+                const std::function<void(OptimizerOfFile&, InputArchive&)>& call) {
   InputArchive archive;
   ReadShardFile(path, name, &archive);
-  PiecesOfFile pieces;
   About(Beside(path, name), [&] {
     InputArchive all = ReadNested(archive, "optimizers", "optimizers");
-    for (const OptimizerOfFile& one : index.optimizers) {
+    for (OptimizerOfFile& one : index.optimizers) {
       InputArchive own;
-      if (!one.in_shards || !all.try_read(one.key, own)) continue;
-      pieces.emplace_back(&one, in_shards->at(one.key).Add(own, keep));
+      if (one.in_shards && all.try_read(one.key, own)) call(one, own);
     }
   });
-  return pieces;
 }
 
-void FinishAll(const std::string& path, const Index& index, const InShards& in_shards) {
-  for (const OptimizerOfFile& one : index.optimizers) {
-    if (!one.in_shards) continue;
-    About(path + ": optimizer " + Quoted(one.name), [&] { in_shards.at(one.key).Finish(); });
-  }
+std::string SizeText(const std::string& path) {
+  std::error_code missing;
+  const auto size = std::filesystem::file_size(path, missing);
+  return missing ? "no file" : std::to_string(size) + " bytes";
 }
 
 // ---- list ----
 
-std::string BytesText(std::uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
-std::string SizeText(const std::string& path) {
-  return BytesText(std::filesystem::file_size(path));
-}
-
 std::string ValueText(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    return TypeAndShape(tensor) + (tensor.defined() ? ", " + BytesText(tensor.nbytes()) : "");
+    return TypeAndShape(tensor) +
+           (tensor.defined() ? ", " + std::to_string(tensor.nbytes()) + " bytes" : "");
   }
   if (value.isString()) return Quoted(value.toStringRef());
-  if (value.isModule()) return "an archive";
   if (value.isDouble()) {
     std::array<char, 32> digits{};  // as many as tell it from all others
     return {digits.data(), std::to_chars(digits.begin(), digits.end(), value.toDouble()).ptr};
-  }
-  if (value.isTuple()) {
-    std::vector<std::string> parts;
-    for (const c10::IValue& part : value.toTupleRef().elements()) parts.push_back(ValueText(part));
-    return "(" + c10::Join(", ", parts) + ")";
   }
   std::ostringstream text;
   text << value;
   return core::Escaped(text.str());
 }
 
-template <class Named>
-std::string NamedText(const Named& items) {
-  std::string text;
-  for (const auto& [name, value] : items) {
-    text += (text.empty() ? "" : "; ") + core::Escaped(name) + " = " + ValueText(value);
+// Prints what stands in a dict, or is a value by itself, a line each.
+void ListValue(const std::string& name, const c10::IValue& value) {
+  if (!value.isGenericDict()) return Print(name + ": " + ValueText(value));
+  for (const auto& item : value.toGenericDict()) {
+    ListValue(name + " " + Quoted(item.key().toStringRef()), item.value());
   }
-  return text.empty() ? "nothing" : text;
 }
 
-// Calls with the name and the value of each item of a dict of the archive.
-void ForEachIn(const c10::IValue& dict,
-               const std::function<void(const std::string&, const c10::IValue&)>& call) {
-  for (const auto& item : dict.toGenericDict()) call(item.key().toStringRef(), item.value());
-}
-
-void PrintPieces(const OptimizerOfFile& optimizer, const SavedOptimizer& saved,
-                 const std::vector<Piece>& pieces) {
-  for (const Piece& piece : pieces) {
-    const SavedOptimizer::Parameter& parameter = saved.parameters()[piece.place];
-    std::string text = "  optimizer " + Quoted(optimizer.name) + ", " + parameter.text;
-    if (piece.count != parameter.numel) {
-      text += ", elements " + std::to_string(piece.begin) + " to " +
-              std::to_string(piece.begin + piece.count - 1);
+void ListArchive(const std::string& name, InputArchive& archive) {
+  for (const auto& [key, value] : ItemsOf(archive)) {
+    const std::string of_key = name + core::Escaped(key);
+    if (!value.isModule()) {
+      ListValue(of_key, value);
+      continue;
     }
-    const bool is_again = piece.first_place != piece.place;
-    Print(text + ": " + (is_again ? "stands above" : NamedText(piece.state)));
-  }
-}
-
-void PrintGroups(const OptimizerOfFile& optimizer, const SavedOptimizer& saved) {
-  for (std::size_t g = 0; g < saved.groups().size(); ++g) {
-    Print("  optimizer " + Quoted(optimizer.name) + ", group " + std::to_string(g) + ": " +
-          NamedText(saved.groups()[g].options));
-  }
-}
-
-void ListOptimizer(const OptimizerOfFile& optimizer, Index& index) {
-  SavedOptimizer saved(optimizer.lines);
-  std::string text = "optimizer " + Quoted(optimizer.name);
-  for (const auto& group : saved.groups())
-    text += (&group == &saved.groups()[0] ? ", " : " and ") + group.kind;
-  if (optimizer.in_shards) return Print(text + ", in shards");
-  Print(text);
-  InputArchive all = ReadNested(index.archive, "optimizers", "optimizers");
-  InputArchive one = ReadNested(all, optimizer.key, "optimizer");
-  try {
-    const std::vector<Piece> pieces = saved.Add(one, /*keep=*/false);
-    PrintGroups(optimizer, saved);
-    PrintPieces(optimizer, saved, pieces);
-  } catch (const std::exception& error) {
-    Print("  saved in a way of its own: " + TextOf(error));
-  }
-}
-
-void ListIndex(const std::string& path, Index& index) {
-  InputArchive& archive = index.archive;
-  Print(path + ": format " + std::to_string(ReadFormat(archive)) + ", of " +
-        std::to_string(Read<std::int64_t>(archive, "ranks")) + " ranks, " + SizeText(path));
-  for (const char* kind : {"parameter", "buffer"}) {
-    const std::string key = std::string("model_") + kind + "s";
-    ForEachIn(Read<c10::IValue>(archive, key), [&](const auto& model, const auto& tensors) {
-      ForEachIn(tensors, [&](const auto& name, const auto& tensor) {
-        Print("model " + Quoted(model) + ": " + kind + " " + Quoted(name) + " " +
-              ValueText(tensor));
-      });
-    });
-  }
-  for (const OptimizerOfFile& optimizer : index.optimizers) ListOptimizer(optimizer, index);
-  for (const auto& [key, kind] : std::map<std::string, std::string>{{"schedulers", "scheduler"},
-                                                                    {"integers", "value"},
-                                                                    {"numbers", "value"},
-                                                                    {"texts", "value"},
-                                                                    {"tensors", "value"},
-                                                                    {"generators", "generator"}}) {
-    ForEachIn(Read<c10::IValue>(archive, key),
-              [&, kind = kind](const auto& name, const auto& value) {
-                Print(kind + " " + Quoted(name) + ": " + ValueText(value));
-              });
-  }
-  InputArchive objects = ReadNested(archive, "objects", "objects");
-  const auto names = Read<std::vector<std::string>>(archive, "object_names");
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    InputArchive object = ReadNested(objects, std::to_string(i), "object");
-    Print("object " + Quoted(names[i]) + ": " + NamedText(ItemsOf(object)));
+    InputArchive nested = ReadNested(archive, key, key);
+    ListArchive(of_key + "/", nested);
   }
 }
 
 void List(const std::string& path) {
   Index index = ReadIndex(path);
-  About(path, [&] { ListIndex(path, index); });
-  InShards in_shards = OptimizersInShards(index);
+  Print(path + ": " + SizeText(path));
+  ListArchive("  ", index.archive);
   for (const std::string& name : index.shards) {
-    const PiecesOfFile of_file = AddShards(path, name, index, /*keep=*/false, &in_shards);
-    Print(Beside(path, name) + ": " + SizeText(Beside(path, name)));
-    for (const auto& [optimizer, pieces] : of_file) {
-      const SavedOptimizer& saved = in_shards.at(optimizer->key);
-      if (name == index.shards.front()) PrintGroups(*optimizer, saved);
-      PrintPieces(*optimizer, saved, pieces);
-    }
+    const std::string file = Beside(path, name);
+    Print(file + ": " + SizeText(file));
+    ReadShards(path, name, index, [](OptimizerOfFile& one, InputArchive& own) {
+      const auto ranges = one.cover.Add(own);
+      for (std::size_t place = 0; place < ranges.size(); ++place) {
+        if (ranges[place].count == 0) continue;
+        Print("  optimizer " + Quoted(one.name) + ", " + one.cover.line(place) + ": elements " +
+              std::to_string(ranges[place].begin) + " to " +
+              std::to_string(ranges[place].begin + ranges[place].count - 1));
+      }
+      InputArchive saved = ReadNested(own, "optimizer", "optimizer");
+      ListArchive("  optimizer " + Quoted(one.name) + ": ", saved);
+    });
   }
 }
 
@@ -281,57 +197,55 @@ int Verify(const std::string& path) {
   };
   Index index;
   check([&] { index = ReadIndex(path); }, path);
-  InShards in_shards = OptimizersInShards(index);
   for (const std::string& name : index.shards) {
-    check([&] { AddShards(path, name, index, /*keep=*/false, &in_shards); }, Beside(path, name));
+    const auto add = [](OptimizerOfFile& one, InputArchive& own) { one.cover.Add(own); };
+    check([&] { ReadShards(path, name, index, add); }, Beside(path, name));
   }
-  if (code == kGood) check([&] { FinishAll(path, index, in_shards); }, "");
+  for (const OptimizerOfFile& one : index.optimizers) {
+    if (code != kGood || !one.in_shards) continue;
+    check([&] { About(path + ": optimizer " + Quoted(one.name), [&] { one.cover.Finish(); }); },
+          "");
+  }
   return code;
 }
 
 // ---- consolidate ----
 
-void WritePlain(const std::string& out, Index& index, const InShards& in_shards) {
+void WritePlain(const std::string& out, Index& index) {
   OutputArchive archive;
   for (const auto& [key, value] : ItemsOf(index.archive)) {
-    if (key != "format" && key != "shards" && key != "optimizers") archive.write(key, value);
+    if (key == "shards" || key == "optimizers") continue;
+    archive.write(key, key == "format" ? c10::IValue(kFormat) : value);
   }
-  archive.write("format", c10::IValue(kFormat));
   OutputArchive optimizers(archive.compilation_unit());
   InputArchive saved = ReadNested(index.archive, "optimizers", "optimizers");
   for (const auto& [key, value] : ItemsOf(saved)) optimizers.write(key, value);
-  for (const auto& [key, optimizer] : in_shards) {
+  for (OptimizerOfFile& optimizer : index.optimizers) {
+    if (!optimizer.in_shards) continue;
     OutputArchive one(archive.compilation_unit());
-    optimizer.Write(one);
-    optimizers.write(key, one);
+    optimizer.saved.Write(one);
+    optimizers.write(optimizer.key, one);
   }
   archive.write("optimizers", optimizers);
   NewCheckpointFile(out, archive).Replace();
 }
 
-void AddOptimizersTo(PythonFile* file, Index& index, InShards in_shards) {
+void AddOptimizersTo(PythonFile* file, Index& index) {
   InputArchive all = ReadNested(index.archive, "optimizers", "optimizers");
-  for (const OptimizerOfFile& one : index.optimizers) {
-    SavedOptimizer& saved = in_shards.try_emplace(one.key, one.lines).first->second;
+  for (OptimizerOfFile& one : index.optimizers) {
     try {
-      if (saved.Kind().empty()) {
-        throw std::runtime_error(
-            "it is none of SGD, Adam, AdamW, RMSprop and Adagrad, whose state Python's torch.optim "
-            "has as well");
-      }
       if (!one.in_shards) {
         InputArchive own = ReadNested(all, one.key, "optimizer");
-        saved.Add(own);
+        one.saved.Load(own);
       }
+      file->Add("optimizer", one.name, one.saved.StateDict());
     } catch (const std::exception& error) {
       Complain("optimizer " + Quoted(one.name) + " is left out: " + TextOf(error));
-      continue;
     }
-    file->Add("optimizer", one.name, PythonStateOf(saved));
   }
 }
 
-void WritePython(const std::string& out, Index& index, const InShards& in_shards) {
+void WritePython(const std::string& out, Index& index) {
   PythonFile file;
   using Tensors = c10::Dict<std::string, at::Tensor>;
   const auto buffers = Read<c10::Dict<std::string, Tensors>>(index.archive, "model_buffers");
@@ -341,17 +255,17 @@ void WritePython(const std::string& out, Index& index, const InShards& in_shards
     for (const auto& buffer : buffers.at(model.key())) state.insert(buffer.key(), buffer.value());
     file.Add("model", model.key(), state);
   }
-  AddOptimizersTo(&file, index, in_shards);
+  AddOptimizersTo(&file, index);
   for (const char* key : {"integers", "numbers", "texts", "tensors"}) {
-    ForEachIn(Read<c10::IValue>(index.archive, key),
-              [&](const auto& name, const auto& value) { file.Add("value", name, value); });
+    for (const auto& item : Read<c10::IValue>(index.archive, key).toGenericDict()) {
+      file.Add("value", item.key().toStringRef(), item.value());
+    }
   }
   file.Add("random", "generators", Read<c10::IValue>(index.archive, "generators"));
-  ForEachIn(Read<c10::IValue>(index.archive, "schedulers"),
-            [](const auto& name, const auto& value) {
-              Complain("scheduler " + Quoted(name) +
-                       " is left out, since Python's remember other things: " + ValueText(value));
-            });
+  for (const auto& item : Read<c10::IValue>(index.archive, "schedulers").toGenericDict()) {
+    Complain("scheduler " + Quoted(item.key().toStringRef()) +
+             " is left out, since Python's remember other things: " + ValueText(item.value()));
+  }
   for (const auto& name : Read<std::vector<std::string>>(index.archive, "object_names")) {
     Complain("object " + Quoted(name) + " is left out: only its own load() can read it");
   }
@@ -363,10 +277,15 @@ void Consolidate(const std::string& path, const std::string& out, bool python, b
     throw std::runtime_error(out + " is there already: --force replaces it");
   }
   Index index = ReadIndex(path);
-  InShards in_shards = OptimizersInShards(index);
-  for (const auto& name : index.shards) AddShards(path, name, index, /*keep=*/true, &in_shards);
-  FinishAll(path, index, in_shards);
-  About(out, [&] { (python ? WritePython : WritePlain)(out, index, in_shards); });
+  for (const std::string& name : index.shards) {
+    ReadShards(path, name, index,
+               [](OptimizerOfFile& one, InputArchive& own) { one.saved.Add(own); });
+  }
+  for (OptimizerOfFile& one : index.optimizers) {
+    if (!one.in_shards) continue;
+    About(path + ": optimizer " + Quoted(one.name), [&] { one.saved.Finish(); });
+  }
+  About(out, [&] { (python ? WritePython : WritePlain)(out, index); });
   Print(out + ": " + SizeText(out));
 }
 

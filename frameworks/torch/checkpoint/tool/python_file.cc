@@ -1,8 +1,6 @@
 #include "frameworks/torch/checkpoint/tool/python_file.h"
 
 #include <ATen/core/Dict.h>
-#include <ATen/core/List.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
@@ -14,14 +12,10 @@
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
-namespace {
 
-// Of any type: lists and dicts of one type are classes of TorchScript in a pickle.
 c10::impl::GenericDict AnyDict() {
   return c10::impl::GenericDict(c10::AnyType::get(), c10::AnyType::get());
 }
-
-}  // namespace
 
 void PythonFile::Add(const std::string& kind, const std::string& name, const c10::IValue& value) {
   parts_.push_back({kind, name, value});
@@ -60,36 +54,6 @@ void PythonFile::Write(const std::string& path) const {
     writer.writeEndOfFile();
   };
   NewCheckpointFile(path, write).Replace();
-}
-
-c10::IValue PythonStateOf(const SavedOptimizer& optimizer) {
-  c10::impl::GenericDict states = AnyDict();
-  for (std::size_t place = 0; place < optimizer.parameters().size(); ++place) {
-    c10::impl::GenericDict state = AnyDict();
-    for (const auto& [name, value] : optimizer.parameters()[place].state) {
-      // Python counts steps in a float32.
-      const bool is_count = value.isInt();
-      state.insert(name, is_count ? c10::IValue(at::scalar_tensor(
-                                        static_cast<double>(value.toInt()), at::kFloat))
-                                  : value);
-    }
-    if (!state.empty()) states.insert(static_cast<std::int64_t>(place), state);
-  }
-  c10::impl::GenericList groups(c10::AnyType::get());
-  for (const SavedOptimizer::Group& group : optimizer.groups()) {
-    c10::impl::GenericDict of_group = AnyDict();
-    for (const auto& [name, value] : group.options) of_group.insert(name, value);
-    c10::impl::GenericList places(c10::AnyType::get());
-    for (const std::size_t place : group.places) {
-      places.push_back(static_cast<std::int64_t>(optimizer.parameters()[place].first_place));
-    }
-    of_group.insert("params", places);
-    groups.push_back(of_group);
-  }
-  c10::impl::GenericDict dict = AnyDict();
-  dict.insert("state", states);
-  dict.insert("param_groups", groups);
-  return dict;
 }
 
 }  // namespace sirtaki::detail

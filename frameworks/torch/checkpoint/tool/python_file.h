@@ -1,14 +1,16 @@
 // What Python's torch.load(weights_only=True) reads.
 #pragma once
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
 
 #include <string>
 #include <vector>
 
-#include "frameworks/torch/checkpoint/tool/saved_optimizer.h"
-
 namespace sirtaki::detail {
+
+// A dict of any types: lists and dicts of one type are classes of TorchScript in a pickle.
+c10::impl::GenericDict AnyDict();
 
 // A PythonFile is a dict of the parts of a checkpoint, by their names. Parts of different kinds that
 // have one name are called by both: "model a", "optimizer a".
@@ -25,8 +27,5 @@ class PythonFile {
   };
   std::vector<Part> parts_;
 };
-
-// The state dict of Python's optimizer of the same name. Precondition: it has a Kind().
-c10::IValue PythonStateOf(const SavedOptimizer& optimizer);
 
 }  // namespace sirtaki::detail

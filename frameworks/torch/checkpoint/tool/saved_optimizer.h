@@ -1,75 +1,53 @@
-// An optimizer as a checkpoint has it, without its class: what LibTorch's optimizers write.
+// An optimizer as a checkpoint has it, without the program that has saved it.
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "frameworks/torch/state/sharded_state.h"
 
 namespace sirtaki::detail {
 
 using Items = std::vector<std::pair<std::string, c10::IValue>>;  // by name, in the file's order
 Items ItemsOf(torch::serialize::InputArchive& archive);
 
-// A Piece is what one rank has saved of the parameter that stands at a place in the groups. A
-// parameter may stand at several places; its state is at the first one.
-struct Piece {
-  std::size_t place = 0;
-  std::size_t first_place = 0;
-  std::int64_t begin = 0;
-  std::int64_t count = 0;
-  std::map<std::string, c10::IValue> state;
-};
-
-// A SavedOptimizer is made of the archives of all ranks that have shards of it, or of the one
-// archive of an optimizer that is not sharded. What throws throws std::runtime_error or what
-// LibTorch throws.
+// A SavedOptimizer is one of LibTorch's classes, with parameters that have the shapes of those that
+// it was saved with. It reads its archives as load_checkpoint does. What throws throws
+// std::runtime_error or what LibTorch throws.
 class SavedOptimizer {
  public:
-  struct Parameter {
-    std::string text;  // "parameter 0 of group 0, float32 [3, 4]"
-    std::vector<std::int64_t> sizes;
-    std::vector<std::int64_t> strides;
-    std::int64_t numel = 1;
-    std::size_t first_place = 0;
-    std::map<std::string, c10::IValue> state;  // empty: none
-  };
-  struct Group {
-    std::string kind;  // the class of its options
-    std::vector<std::size_t> places;
-    Items options;
-  };
-
   // `lines`: what optimizer_parameters has of it.
-  explicit SavedOptimizer(const std::vector<std::string>& lines);
+  explicit SavedOptimizer(std::vector<std::string> lines) : lines_(std::move(lines)) {}
 
-  // Takes one rank's archive, and returns what that has. `keep`: false: tensors are looked at, and
-  // the states of the parameters stay without them; of shards that an optimizer's own kind of save()
-  // has written only the ranges are looked at.
-  std::vector<Piece> Add(torch::serialize::InputArchive& archive, bool keep = true);
-  // Throws if what was added is not all of each parameter, once.
-  void Finish() const;
+  // Takes the archive of an optimizer that is not sharded.
+  void Load(torch::serialize::InputArchive& archive);
+  // Takes the archives of all ranks that have shards of it, one after the other.
+  void Add(torch::serialize::InputArchive& archive);
+  void Finish();
   // Writes what Optimizer::save() of the whole would write, as LoadOptimizer() reads it.
-  void Write(torch::serialize::OutputArchive& archive) const;
-
-  const std::vector<Group>& groups() const { return groups_; }
-  const std::vector<Parameter>& parameters() const { return parameters_; }
-  // Adam for torch::optim::AdamOptions. Empty: not one of LibTorch's whose state has a value, or an
-  // element for each of the parameter's.
-  std::string Kind() const;
+  void Write(torch::serialize::OutputArchive& archive);
+  // The state dict of Python's optimizer of the same class.
+  c10::IValue StateDict() const;
 
  private:
-  std::vector<Piece> ReadPieces(torch::serialize::InputArchive& archive, bool keep);
-  void Merge(const Piece& piece, bool keep);
+  // Throws if LibTorch has no such class. `strides`: of the parameters; empty: nobody asks.
+  void Make(const std::vector<std::vector<std::int64_t>>& strides);
+  // One of the program's own may have options of LibTorch's, and other state.
+  void CheckStates(torch::serialize::InputArchive& archive) const;
+  void CheckNeedsNoStrides(torch::serialize::InputArchive& archive) const;
 
-  std::vector<Group> groups_;
-  std::vector<Parameter> parameters_;                                       // by place
-  std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> ranges_;  // by place; their ends
-  std::vector<std::int64_t> with_state_;                                    // by place; elements
+  std::vector<std::string> lines_;
+  std::set<std::string> names_;  // of what the class keeps for a parameter
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::unique_ptr<ShardsOfAllRanks> shards_;
 };
 
 }  // namespace sirtaki::detail

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -154,11 +155,16 @@ void FlipByte(const std::string& file, std::int64_t at) {
   bytes.put(static_cast<char>(byte ^ 1));
 }
 
-// What `list` says below its first line, which has the path, the format and the size.
+// What `list` says of all but optimizers, whose parameters are called by addresses.
 std::string PartsOf(const std::string& file) {
   const Ended listed = RunTool("list " + file);
   EXPECT_EQ(listed.code, 0) << listed.output;
-  return listed.output.substr(listed.output.find('\n') + 1);
+  std::istringstream lines(listed.output.substr(listed.output.find('\n') + 1));
+  std::string parts;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  optimizers/")) parts += line + "\n";
+  }
+  return parts;
 }
 
 template <class Optimizer>
@@ -231,8 +237,8 @@ TYPED_TEST(ConsolidateTest, WhatItWritesIsWhatAnUnshardedSaveIs) {
   using State = std::conditional_t<std::is_same_v<TypeParam, Adam>, torch::optim::AdamParamState,
                                    torch::optim::SGDParamState>;
   for (const auto& [key, state] : of_whole->state()) {
-    // LibTorch loses the state of a parameter that stands twice.
-    ASSERT_EQ(of_plain->state().at(key) == nullptr, state == nullptr);
+    ASSERT_NE(of_plain->state().at(key), nullptr);
+    // Of what its own save() has written, LibTorch loses the state of a parameter that stands twice.
     if (state == nullptr) continue;
     EXPECT_TRUE(static_cast<const State&>(*of_plain->state().at(key)) ==
                 static_cast<const State&>(*state));
@@ -247,16 +253,17 @@ TEST(CheckpointToolTest, ListNamesThePartsAndWhichFileHasWhat) {
   EXPECT_EQ(listed.code, 0);
   EXPECT_THAT(
       listed.output,
-      AllOf(StartsWith(file + ": format 2, of 2 ranks, " + std::to_string(fs::file_size(file)) +
-                       " bytes\n"),
-            HasSubstr("model \"model\": parameter \"hidden.weight\" float64 [7, 5], 280 bytes\n"),
-            HasSubstr("optimizer \"optimizer\", torch::optim::AdamOptions"), HasSubstr("lr = 0.02"),
-            HasSubstr("lr = 0.05"), HasSubstr("value \"epoch\": 3\n"),
-            HasSubstr("object \"sampler\": "), HasSubstr(ShardOf(file, 0) + ": "),
+      AllOf(StartsWith(file + ": " + std::to_string(fs::file_size(file)) + " bytes\n"),
+            HasSubstr("\n  format: 2\n"), HasSubstr("\n  ranks: 2\n"),
+            HasSubstr(
+                "\n  model_parameters \"model\" \"hidden.weight\": float64 [7, 5], 280 bytes\n"),
+            HasSubstr("torch::optim::AdamOptions"), HasSubstr("options/lr: 0.02\n"),
+            HasSubstr("options/lr: 0.05\n"), HasSubstr("\n  integers \"epoch\": 3\n"),
+            HasSubstr("\n  objects/0/"), HasSubstr(ShardOf(file, 0) + ": "),
             HasSubstr(ShardOf(file, 1) + ": ")));
   // The cut ones, of which one does not lie row by row.
-  EXPECT_THAT(listed.output, HasSubstr("parameter 0 of group 1, float64 [7, 5], elements "));
-  EXPECT_THAT(listed.output, HasSubstr("parameter 2 of group 1, float64 [5, 3, 2, 2], elements "));
+  EXPECT_THAT(listed.output, HasSubstr("parameter 0 of group 1, float64 [7, 5]: elements "));
+  EXPECT_THAT(listed.output, HasSubstr("parameter 2 of group 1, float64 [5, 3, 2, 2]: elements "));
 }
 
 TEST(CheckpointToolTest, VerifyNamesWhatIsDamagedMissingOrForeign) {
@@ -382,7 +389,11 @@ TEST(CheckpointToolTest, WhatIsThereIsReplacedOnlyByForce) {
 struct OwnSave : SGD {
   using SGD::SGD;
   void save(torch::serialize::OutputArchive& archive) const override {
-    archive.write("mine", c10::IValue(std::int64_t{1}));
+    torch::serialize::OutputArchive states(archive.compilation_unit());
+    torch::serialize::OutputArchive state(archive.compilation_unit());
+    state.write("mine", c10::IValue(std::int64_t{1}));
+    states.write("1", state);
+    archive.write("state", states);
   }
 };
 
