@@ -16,8 +16,9 @@ class Samples:
         variants.setdefault(variant, (unit, []))[1].append(value)
 
     def median(self, work, ranks, variant):
+        """None for one that does not run here, whose name says why."""
         unit, values = self.works[work, ranks][variant]
-        return statistics.median(values), unit
+        return (None if None in values else statistics.median(values)), unit
 
     def rows(self):
         rows = []
@@ -38,7 +39,7 @@ class Samples:
 
 def ratio(unit, value, reference_value):
     """How much better ours is: above 1 it is. None where one of them is nothing."""
-    if value <= 0 or reference_value <= 0:
+    if reference_value is None or value <= 0 or reference_value <= 0:
         return None
     return value / reference_value if "/s" in unit else reference_value / value
 

@@ -5,6 +5,7 @@ import re
 
 import launch
 import memory
+import sharding
 
 MIB = 1 << 20
 
@@ -48,6 +49,15 @@ class Runner:
                 except launch.Failed as error:
                     broken.add(start)
                     self.failed.append(str(error))
+
+    def watched(self, work, ranks, start):
+        """The peak of the memory of start(), which is a run of its own: looking at its memory takes a run's time."""
+        samples, peak = self.launcher.watched(ranks, start)
+        if peak is None:
+            self.skip("peak memory", memory.WHY_NONE)
+            return []
+        ran = samples[:1] if samples[0]["value"] is not None else []
+        return [{**sample, "work": f"{work}: peak memory", "value": peak, "unit": "MiB"} for sample in ran]
 
     def has_torch(self, what):
         if self.launcher.why_no_torch:
@@ -147,16 +157,8 @@ class Runner:
             return lambda: [{**sample, "work": f"{title}: {sample['work']}"} for sample in start(ranks, variant, steps)]
 
         def watched(ranks, variant):
-            """In a run of its own: looking at its memory takes a run's time."""
-            def started():
-                launched = None if variant == "plain" else ranks
-                few = self.choose(1, 4, 4)
-                samples, peak = self.launcher.watched(launched, lambda: start(ranks, variant, few))
-                if peak is None:
-                    self.skip("peak memory", memory.WHY_NONE)
-                    return []
-                return [{**samples[0], "work": f"{title}: peak memory", "value": peak, "unit": "MiB"}]
-            return started
+            launched, few = None if variant == "plain" else ranks, self.choose(1, 4, 4)
+            return lambda: self.watched(title, launched, lambda: start(ranks, variant, few))
 
         counts = self.choose((2,), (2, 4), (2, 4))
         others = [variant for variant, there in (("ddp", self.has_torch("DistributedDataParallel")),
@@ -183,6 +185,36 @@ class Runner:
                 own = {renamed.get(variant, variant): values for variant, values in variants.items()
                        if ranks > 1 or variant == "ours"}
                 works[work, ranks] = own | of_one
+
+    def sharded(self):
+        ours = self.choose(["adam", "adam-sharded"], list(sharding.OURS), list(sharding.OURS))
+        peers = self.choose(["ddp", "zero-overlap"], list(sharding.PEERS), list(sharding.PEERS))
+        there = [*ours, *(peers if self.has_torch("peers of sharded optimizers") else [])]
+        variants = [variant + ending for variant in there for ending in self.choose([""], sharding.ADAMS, sharding.ADAMS)]
+
+        def start(ranks, variant, steps):
+            if variant == "vectors":
+                samples = self.launcher.ranks(ranks, "vectors", "--works", "latency", "--bytes", 4, "--rounds", 1)
+                return [{**samples[0], "variant": variant}]
+            if variant.startswith("adam"):
+                return self.launcher.ranks(ranks, "training", variant, "--model", "mlp", "--batch", 8, "--steps", steps)
+            return self.launcher.torch(ranks, "sharded.py", variant, 8, steps)
+
+        def timed(ranks, variant):
+            steps = self.choose(1, 10, 20)
+            return lambda: [{**sample, "work": f"{sharding.TITLE}: {sharding.STEP}"} for sample in start(ranks, variant, steps)]
+
+        def watched(ranks, variant):
+            few = self.choose(1, 4, 4)
+            return lambda: [{**sample, "value": sample["value"] * ranks}  # of all together
+                            for sample in self.watched(sharding.TITLE, ranks, lambda: start(ranks, variant, few))]
+
+        counts = self.choose((2,), (2, 4), (2, 4))
+        empty = sharding.EMPTY if len(there) > len(ours) else sharding.EMPTY[:1]
+        self.in_turn(self.choose(1, 3, 5), [timed(ranks, variant) for ranks in counts for variant in variants])
+        self.in_turn(self.choose(1, 1, 3), [watched(ranks, variant) for ranks in counts for variant in (*variants, *empty)])
+        for ranks in counts:
+            sharding.compare(self.samples.works, ranks)
 
     # ---- what needs no ranks, or more hosts ----
 
@@ -283,14 +315,7 @@ class Runner:
                             for sample in self.launcher.alone("recomputing", variant, *shape)]
 
         def watched(variant):
-            def started():
-                samples, peak = self.launcher.watched(None, lambda: self.launcher.alone(
-                    "recomputing", variant, *shape, "--steps", 1))
-                if peak is None:
-                    self.skip("peak memory", memory.WHY_NONE)
-                    return []
-                return [{**samples[0], "work": f"{title}: peak memory", "value": peak, "unit": "MiB"}]
-            return started
+            return lambda: self.watched(title, None, lambda: self.launcher.alone("recomputing", variant, *shape, "--steps", 1))
 
         variants = ("ours", "plain")
         self.in_turn(self.rounds, [timed(variant) for variant in variants])
@@ -299,7 +324,7 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("half", "kernels", "observing", "powersgd", "recompute", "submission", "wrapper")
+OTHERS = ("half", "kernels", "observing", "powersgd", "recompute", "sharded", "submission", "wrapper")
 
 
 def why_unknown(name):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run_test.sh BUILD: benchmarks/run.sh prints a table and writes the JSON that it promises, of two works that cost
+# run_test.sh BUILD: benchmarks/run.sh prints a table and writes the JSON that it promises, of works that cost
 # little; those on GPUs are listed as skipped where there is none, and so is Horovod; a name that is not known is refused.
 set -euo pipefail
 build=${1:?usage: run_test.sh BUILD}
@@ -48,7 +48,7 @@ PYTHON
 unset SIRTAKI_BENCH_HOROVOD
 if [ -x "$scratch/python" ]; then export SIRTAKI_BENCH_HOROVOD=$scratch/python; fi
 
-output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control submission gpu_resnet50 gpu_pack gpu_vectors)
+output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control sharded submission gpu_resnet50 gpu_pack gpu_vectors)
 printf '%s\n' "$output"
 if ! [ -x "$scratch/python" ]; then grep -q '^skipped: .*Horovod.*: SIRTAKI_BENCH_HOROVOD' <<<"$output"; fi
 # Each on a GPU or in Python is measured, or listed with the reason.
@@ -58,7 +58,8 @@ for work in submission=submitting gpu_resnet50=ResNet-50 gpu_pack=pack gpu_vecto
     exit 1
   fi
 done
-HAS_MODULE=$(grep -q '^submitting ' <<<"$output" && echo yes || true) python3 - "$json" <<'PYTHON'
+HAS_TORCH=$(grep -q '^skipped: .*peers of sharded optimizers' <<<"$output" || echo yes) \
+  HAS_MODULE=$(grep -q '^submitting ' <<<"$output" && echo yes || true) python3 - "$json" <<'PYTHON'
 import json
 import math
 import os
@@ -80,6 +81,12 @@ if os.environ["HAS_MODULE"]:
     assert ("synchronous all-reduce of 4 B", "Horovod") in found, found
     assert ("synchronous all-reduce of 4 B", "ours, in Python") in found, found
 assert ("synchronous all-reduce of 4 B", "MPI_Allreduce") in found, found
+sharded = {row["reference"]: row for row in rows if row["work"].endswith("(loop), sharded state: step")}
+assert sharded["ours, unsharded (loop)"]["ratio"] > 0, sharded
+if os.environ["HAS_TORCH"]:
+    assert sharded["DistributedDataParallel"]["ratio"] > 0, sharded
+    failed = [row for name, row in sharded.items() if name.startswith("ZeroRedundancyOptimizer, overlap_with_ddp: Gloo ")]
+    assert len(failed) == 1 and failed[0]["reference_value"] is None, sharded
 negotiation = [row for row in rows if row["unit"] == "messages" and row["reference"] == "16 ranks"]
 assert {row["ranks"] for row in negotiation} == {16, 256}, negotiation
 PYTHON
