@@ -4,7 +4,7 @@ import statistics
 
 import table
 
-TITLE = "MLP of six 2048 x 2048, batch 8, Adam"
+TITLE = "MLP, batch 8, Adam"
 FAMILIES = ("DistributedDataParallel", "ZeroRedundancyOptimizer", "FSDP2")
 OURS = {"adam": "unsharded", "adam-sharded": "sharded state", "adam-gradients": "sharded gradients"}
 PEERS = {"ddp": "DistributedDataParallel", "zero": "ZeroRedundancyOptimizer",

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 WARM_UP = 4
@@ -42,6 +41,7 @@ def zero(fused, overlap=False):
 
 def fsdp2(fused, kept=False):
     """Each layer is a unit of its own; `kept`: its parameters stay whole from forward to backward."""
+    from torch.distributed.fsdp import fully_shard  # torch has had it since 2.6
     model, mesh = models.mlp(), init_device_mesh("cpu", (ranks.SIZE,))
     for unit in (*(layer for layer in model if isinstance(layer, nn.Linear)), model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=not kept)
@@ -79,8 +79,8 @@ def main():
     ranks.start(meeting)
     try:
         times, loss = train(kind, batch, steps)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-        ranks.emit("step", f"{kind}: {str(error).splitlines()[0]}", None, "ms")
+    except Exception as error:
+        ranks.emit("step", f"{kind}: {type(error).__name__}: {error}".splitlines()[0], None, "ms")
     else:
         if ranks.RANK == 0:
             print(f"{kind}: the loss is {loss:.6f}", file=sys.stderr)

@@ -48,7 +48,8 @@ PYTHON
 unset SIRTAKI_BENCH_HOROVOD
 if [ -x "$scratch/python" ]; then export SIRTAKI_BENCH_HOROVOD=$scratch/python; fi
 
-output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" latency control sharded submission gpu_resnet50 gpu_pack gpu_vectors)
+output=$(bash benchmarks/run.sh --build "$build" --tiny --json "$json" \
+  latency control sharded submission gpu_resnet50 gpu_pack gpu_vectors)
 printf '%s\n' "$output"
 if ! [ -x "$scratch/python" ]; then grep -q '^skipped: .*Horovod.*: SIRTAKI_BENCH_HOROVOD' <<<"$output"; fi
 # Each on a GPU or in Python is measured, or listed with the reason.
@@ -85,7 +86,7 @@ sharded = {row["reference"]: row for row in rows if row["work"].endswith("(loop)
 assert sharded["ours, unsharded (loop)"]["ratio"] > 0, sharded
 if os.environ["HAS_TORCH"]:
     assert sharded["DistributedDataParallel"]["ratio"] > 0, sharded
-    failed = [row for name, row in sharded.items() if name.startswith("ZeroRedundancyOptimizer, overlap_with_ddp: Gloo ")]
+    failed = [row for name, row in sharded.items() if "overlap_with_ddp: RuntimeError: " in name]
     assert len(failed) == 1 and failed[0]["reference_value"] is None, sharded
 negotiation = [row for row in rows if row["unit"] == "messages" and row["reference"] == "16 ranks"]
 assert {row["ranks"] for row in negotiation} == {16, 256}, negotiation

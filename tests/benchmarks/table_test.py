@@ -45,7 +45,8 @@ for row in samples.rows():
 loop = {"ours, unsharded (loop)": 2.0, "DistributedDataParallel": 3.0, "FSDP2, reshard_after_forward=False": 2.25,
         "ZeroRedundancyOptimizer: it does not run here": None}
 assert rows[" (loop), sharded state: step"] == loop, rows
-assert rows[" (fused), sharded state: step"] == {"ours, unsharded (loop)": 4.0, "DistributedDataParallel": 3.0, "FSDP2": 5.0}, rows
+assert rows[" (fused), sharded state: step"] == {
+    "ours, unsharded (loop)": 4.0, "DistributedDataParallel": 3.0, "FSDP2": 5.0}, rows
 assert rows[", the best of each side (sharded state, fused): step"] == {
     "ours, unsharded (loop)": 4.0, "DistributedDataParallel, fused": 3.0, "FSDP2, reshard_after_forward=False, loop": 4.5}, rows
 assert rows[" (loop), sharded state: peak memory of all ranks, less that without a model"] == {
