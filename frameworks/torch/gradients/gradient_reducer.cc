@@ -71,12 +71,14 @@ std::string GradientReducer::Impl::WhyNotTuned() const {
 }
 
 void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
-  if (!members_.Scan(optimizer)) return;
+  if (!members_.Scan(optimizer) && scanned_) return;
+  scanned_ = false;
   // Averages come in any order, and the parameters are cut in that of the optimizer.
   if (rule_->keeps_shards) CutParameters(optimizer);
   // The backward() of this step has not averaged what was added behind zero_grad().
   if (members_.has_new()) synchronized_ = false;
   buckets_.Renew();
+  scanned_ = true;
   if (!rule_->at_backward) return;
   NoteAverages();
   for (const GradientPtr& member : members_.all()) member->AddOwner(weak_from_this());

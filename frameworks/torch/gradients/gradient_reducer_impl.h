@@ -110,6 +110,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   FusedStep fused_step_ = nullptr;           // of the option fused
   std::shared_ptr<OptimizerShards> shards_;  // of the option shard, with more than one rank
   std::optional<StepTuner> tuner_;           // of the option autotune, with one optimizer
+  bool scanned_ = false;  // what the members are was taken in; not if something could not be cut
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   const std::int64_t check_every_;  // steps; 0: never

@@ -15,6 +15,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <typeinfo>
 #include <unordered_set>
@@ -92,8 +93,13 @@ OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by, b
       elements_(static_cast<std::size_t>(set_.size())) {}
 
 OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
+  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  if (found == shards_.end()) {
+    CheckParameter(parameter, {}, {});
+  } else {
+    CheckParameter(parameter, found->second.cuts, found->second.strides);
+  }
   Shards& shards = shards_[parameter.unsafeGetTensorImpl()];
-  CheckParameter(parameter, shards.cuts, shards.strides);
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
     shards.number = shards_.size();
@@ -321,14 +327,23 @@ std::vector<ShardOfParameter> OptimizerShards::Mine() const {
   return mine;
 }
 
-core::KeptPart OptimizerShards::PartToKeep(const at::Tensor& parameter, void* output,
-                                           at::Tensor* shard) const {
-  const std::vector<std::int64_t>& cuts = shards_.at(parameter.unsafeGetTensorImpl()).cuts;
+std::optional<core::KeptPart> OptimizerShards::PartToKeep(const at::Tensor& parameter,
+                                                          const at::Tensor& result,
+                                                          at::Tensor* shard) const {
+  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  // What is wrong with the parameter, if something is, TakeGradient says.
+  if (found == shards_.end()) return std::nullopt;
+  const std::vector<std::int64_t>& cuts = found->second.cuts;
+  if (parameter.numel() != cuts.back() || result.sizes() != parameter.sizes() ||
+      !LiesWith(result, parameter.strides())) {
+    return std::nullopt;
+  }
   const std::int64_t count = cuts[self() + 1] - cuts[self()];
-  const auto size = static_cast<std::int64_t>(parameter.element_size());
-  core::KeptPart kept{cuts[self()] * size, count * size, output};
+  // A gradient may have another type than its parameter.
+  const auto size = static_cast<std::int64_t>(result.element_size());
+  core::KeptPart kept{cuts[self()] * size, count * size, result.mutable_data_ptr()};
   if (count > 0 && count < parameter.numel()) {
-    *shard = at::empty({count}, parameter.options().requires_grad(false));
+    *shard = at::empty({count}, result.options().requires_grad(false));
     kept.memory = shard->mutable_data_ptr();
   }
   return kept;
@@ -336,7 +351,15 @@ core::KeptPart OptimizerShards::PartToKeep(const at::Tensor& parameter, void* ou
 
 void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                                    const at::Tensor& shard) {
-  Shards& shards = shards_.at(parameter.unsafeGetTensorImpl());
+  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  if (found == shards_.end()) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "the gradient of a parameter of " + TypeAndShape(parameter) +
+                                 " cannot be kept in shards: zero_grad() of the optimizer cuts the "
+                                 "parameter, or says why "
+                                 "it cannot"));
+  }
+  Shards& shards = found->second;
   if (shards.has_gradient) {
     ThrowStatus(core::Status(
         core::StatusCode::kInvalidArgument,
@@ -346,6 +369,8 @@ void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor
             "zero_grad() of the optimizer, not of the model, where a step is left out"));
   }
   shards.has_gradient = true;
+  // It has got another shape since, which the step tells to all ranks.
+  if (parameter.numel() != shards.cuts.back()) return;
   const std::int64_t count = shards.cuts[self() + 1] - shards.cuts[self()];
   if (count == parameter.numel()) {
     shards.gradient = average;

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -59,11 +60,13 @@ class OptimizerShards {
   // ---- the shards of gradients ----
 
   bool of_gradients() const { return of_gradients_; }
-  // The part of an average, whose memory lies as the parameter's and is at `output`, that this rank
-  // keeps. Where that is no whole parameter, `*shard` gets memory for it.
-  core::KeptPart PartToKeep(const at::Tensor& parameter, void* output, at::Tensor* shard) const;
-  // Keeps this rank's shard of an average, of a parameter that was cut: `shard` if that is defined.
-  // Throws InvalidArgument if there is one that no step has used. This and PartToKeep are called on
+  // The part of an average, which comes to be in `result`, that this rank keeps; nothing where
+  // `result` does not lie as the parameter did when it was cut. Where the part is no whole parameter,
+  // `*shard` gets memory for it.
+  std::optional<core::KeptPart> PartToKeep(const at::Tensor& parameter, const at::Tensor& result,
+                                           at::Tensor* shard) const;
+  // Keeps this rank's shard of an average: `shard` if that is defined. Throws InvalidArgument if there
+  // is one that no step has used, or the parameter could not be cut. This and PartToKeep are called on
   // autograd's threads too, for different parameters at once.
   void TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                     const at::Tensor& shard);

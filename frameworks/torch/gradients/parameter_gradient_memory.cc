@@ -105,9 +105,8 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
   part.work->output = memory.result.mutable_data_ptr();
   part.work->input = memory.given.defined() ? memory.given.const_data_ptr() : part.work->output;
   const OptimizerShards* const shards = what_.counts->shards.get();
-  if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook &&
-      LiesWith(what_.parameter, part.strides)) {
-    part.work->kept = shards->PartToKeep(what_.parameter, part.work->output, &memory.shard);
+  if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook) {
+    part.work->kept = shards->PartToKeep(what_.parameter, memory.result, &memory.shard);
   }
 }
 

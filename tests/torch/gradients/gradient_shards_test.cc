@@ -1,0 +1,213 @@
+// Shards of gradients where gradients are not as their parameters are, or share memory, or are more
+// than one pass has made: always the steps of an optimizer without shards, or an error on all ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
+#include "tests/torch/gradients/training_habits.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests::of_gradients {
+namespace {
+
+using testing::HasSubstr;
+using torch::optim::Adam;
+using torch::optim::AdamOptions;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+using Sharing = session::InprocWorld::Sharing;
+using Weights = std::vector<torch::Tensor>;
+
+DistributedOptimizerOptions OfGradients() {
+  return DistributedOptimizerOptions().shard(Shard::Gradients);
+}
+
+// Sums of three ranks have the same bits in two runs only so.
+core::Config Deterministic() {
+  core::Config config;
+  config.deterministic = true;
+  return config;
+}
+
+torch::Tensor Weight(torch::IntArrayRef shape, double phase = 0) {
+  return Waves(shape, phase).to(torch::kFloat).requires_grad_();
+}
+
+torch::Tensor Loss(const torch::Tensor& weight, int rank, int step) {
+  return (weight * Waves(weight.sizes(), 3.0 * rank + 7.0 * step).to(weight.dtype())).sum();
+}
+
+// Makes backward() passes of a step.
+using Passes = std::function<void(const Weights& weights, int rank, int step)>;
+
+// Trains with shards of gradients and without, in all ways in which memory may be shared.
+void ExpectAsWithout(const std::function<Weights()>& make, const Passes& passes,
+                     const DistributedOptimizerOptions& options = {}) {
+  const std::vector<std::pair<int, Sharing>> worlds = {{2, Sharing::kDirect},
+                                                       {3, Sharing::kDirect},
+                                                       {4, Sharing::kPooled},
+                                                       {3, Sharing::kStaged},
+                                                       {2, Sharing::kNone}};
+  for (const auto& [size, sharing] : worlds) {
+    const auto train_as = [&](int rank) {
+      const auto train = [&](const DistributedOptimizerOptions& of) {
+        Weights weights = make();
+        auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.01)), of);
+        for (int step = 0; step < 5; ++step) {
+          optimizer.zero_grad();
+          passes(weights, rank, step);
+          optimizer.step();
+        }
+        return weights;
+      };
+      const Weights whole = train(options);
+      const Weights sharded = train(DistributedOptimizerOptions(options).shard(Shard::Gradients));
+      EXPECT_GT(Distance(sharded, make()), 1e-3) << "it learns";
+      EXPECT_EQ(Distance(sharded, whole), 0) << "rank " << rank << " of " << size;
+    };
+    RunTorchRanks(size, train_as, Deterministic(), {}, sharing);
+  }
+}
+
+Weights ThreeWeights() { return {Weight({64, 20}), Weight({1280}, 1), Weight({7}, 2)}; }
+
+TEST(GradientShardsTest, GradientsThatShareMemory) {
+  // The same tensor for two parameters, one number for all elements, and parts of one.
+  ExpectAsWithout(ThreeWeights, [](const Weights& weights, int rank, int step) {
+    const torch::Tensor sum = weights[0].view(-1) + weights[1];
+    (Loss(sum, rank, step) + weights[2].sum() * (rank + 1)).backward();
+  });
+  ExpectAsWithout(ThreeWeights, [](const Weights& weights, int rank, int step) {
+    (Loss(torch::cat({weights[0].view(-1), weights[1], weights[2]}), rank, step) + weights[1].sum())
+        .backward();
+  });
+  ExpectAsWithout(ThreeWeights, [](const Weights& weights, int rank, int) {
+    (weights[0].sum() + 2 * weights[1].mean() + weights[2].sum() * (rank + 1)).backward();
+  });
+}
+
+TEST(GradientShardsTest, GradientsThatSomebodyElseHolds) {
+  std::vector<std::vector<torch::Tensor>> held(4);
+  ExpectAsWithout(ThreeWeights, [&](const Weights& weights, int rank, int step) {
+    auto& mine = held[static_cast<std::size_t>(rank)];
+    mine.clear();
+    const torch::Tensor first = weights[0] * 1;
+    first.register_hook([&](const torch::Tensor& gradient) { mine.push_back(gradient); });
+    weights[1].register_hook([](const torch::Tensor& gradient) { return gradient * 2; });
+    (Loss(first, rank, step) + Loss(weights[1], rank, step) + Loss(weights[2], rank, step))
+        .backward();
+  });
+}
+
+TEST(GradientShardsTest, GradientsThatLieOtherwiseThanTheirParameters) {
+  const auto make = [] {
+    Weights weights = {Weight({4, 30, 5, 5})
+                           .detach()
+                           .contiguous(torch::MemoryFormat::ChannelsLast)
+                           .requires_grad_(),
+                       Weight({31, 40}).detach().t().requires_grad_(), Weight({1, 300, 1})};
+    return weights;
+  };
+  const auto passes = [](const Weights& weights, int rank, int step) {
+    for (const torch::Tensor& weight : weights) Loss(weight, rank, step).backward();
+  };
+  ExpectAsWithout(make, passes);
+  ExpectAsWithout(
+      make,
+      [&](const Weights& weights, int rank, int step) {
+        passes(weights, rank, step);
+        for (const torch::Tensor& weight : weights) {
+          if ((rank + step) % 2 == 0) {
+            weight.mutable_grad() = weight.grad().contiguous().clone();
+          }
+        }
+      },
+      DistributedOptimizerOptions().average_at(Average::Step).backward_passes_per_step(2));
+}
+
+TEST(GradientShardsTest, GradientsOfAnotherTypeThanTheirParameters) {
+  ExpectAsWithout(
+      [] {
+        Weights weights;
+        for (const torch::Tensor& weight : ThreeWeights()) {
+          weights.push_back(weight.detach().to(torch::kBFloat16).requires_grad_());
+          weights.back().set_grad_dtype(torch::kFloat);
+        }
+        return weights;
+      },
+      [](const Weights& weights, int rank, int step) {
+        for (const torch::Tensor& weight : weights) {
+          Loss(weight.to(torch::kFloat), rank, step).backward();
+          EXPECT_EQ(weight.grad().scalar_type(), torch::kFloat);
+        }
+      },
+      DistributedOptimizerOptions().average_at(Average::Step).backward_passes_per_step(2));
+}
+
+TEST(GradientShardsTest, SomeRanksHaveNone) {
+  ExpectAsWithout(
+      ThreeWeights,
+      [](const Weights& weights, int rank, int step) {
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          // In the last step nobody has the second.
+          if ((static_cast<int>(i) + rank + step) % 3 == 0 || (step == 4 && i == 1)) continue;
+          Loss(weights[i], rank, step).backward();
+          break;
+        }
+      },
+      DistributedOptimizerOptions().average_at(Average::Step));
+}
+
+TEST(GradientShardsTest, AParameterThatChangesItsShapeIsAnErrorOnAll) {
+  for (const std::int64_t size : {1, 6}) {
+    RunTorchRanks(
+        2,
+        [&](int rank) {
+          const torch::Tensor weight = Weight({4, 400});
+          auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(0.1)),
+                                                OfGradients().average_at(Average::Step));
+          Loss(weight, rank, 0).backward();
+          optimizer.step();
+          optimizer.zero_grad();
+          weight.set_data(torch::ones({size, 400}));
+          weight.mutable_grad() = torch::ones({size, 400});
+          EXPECT_THROW(optimizer.step(), std::invalid_argument) << "rank " << rank;
+        },
+        {}, {}, Sharing::kDirect);
+  }
+}
+
+TEST(GradientShardsTest, AParameterThatCannotBeCutIsAnErrorOnAllEachTime) {
+  RunTorchRanks(
+      2,
+      [](int rank) {
+        const torch::Tensor weight = Weight({400});
+        auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(0.1)), OfGradients());
+        const torch::Tensor holes = Waves({40, 2}, 0).select(1, 0).detach().requires_grad_();
+        optimizer.add_param_group(torch::optim::OptimizerParamGroup({holes}));
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.zero_grad(); }),
+                    HasSubstr("does not lie dense in memory"));
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                            [&] { (Loss(weight, rank, 1) + Loss(holes, rank, 1)).backward(); }),
+                    HasSubstr("cannot be kept in shards"));
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                    HasSubstr("does not lie dense in memory"));
+        optimizer.param_groups().pop_back();
+        optimizer.zero_grad();
+        const torch::Tensor before = weight.detach().clone();
+        Loss(weight, rank, 2).backward();
+        optimizer.step();
+        EXPECT_FALSE(torch::equal(weight, before));
+      },
+      {}, {}, Sharing::kDirect);
+}
+
+}  // namespace
+}  // namespace sirtaki::tests::of_gradients
