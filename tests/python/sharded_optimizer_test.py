@@ -208,6 +208,8 @@ def test_gradients_are_kept_in_shards_until_a_step_uses_them(rank, size, average
     model(torch.full((1, 65), float(rank))).sum().backward()
     optimizer.synchronize()
     assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(InvalidArgumentError, match="kept in shards"):  # the step would find no gradients
+        optimizer.set_backward_passes_per_step(2)
     mean = (size - 1) / 2
     norm = optimizer.clip_grad_norm_(1e9)
     assert norm == pytest.approx((65 * 33 * mean**2 + 33) ** 0.5)
@@ -217,6 +219,7 @@ def test_gradients_are_kept_in_shards_until_a_step_uses_them(rank, size, average
         optimizer.step()
     assert torch.allclose(before - model.weight, torch.full((33, 65), 0.1 * mean / 2), atol=1e-6)
     optimizer.zero_grad()
+    optimizer.set_backward_passes_per_step(2)
 
 
 @pytest.mark.parametrize("fused", [False, True])

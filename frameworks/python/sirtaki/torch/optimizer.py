@@ -265,7 +265,9 @@ class _DistributedOptimizer:
         self._sirtaki_reducer.skip_step()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Sets the number of passes. Collective: all ranks call it alike, with no gradients under way."""
+        """Sets the number of passes. Collective: all ranks call it alike, with no gradients under way, nor kept in shards for
+        the next step."""
+        agreed(self._sirtaki_check_no_shards, self.process_set)
         before = self._sirtaki_settings.rest["passes"]
         self._sirtaki_settings.rest["passes"] = passes
         try:
@@ -274,6 +276,14 @@ class _DistributedOptimizer:
             self._sirtaki_settings.rest["passes"] = before
             self._sirtaki_rebuild()
             raise
+
+    def _sirtaki_check_no_shards(self) -> None:
+        """The next reducer would not have them, and its step would do nothing."""
+        if not isinstance(self._sirtaki_reducer, _Gone) and self._sirtaki_reducer.gradient_shards():
+            raise InvalidArgumentError(
+                "set_backward_passes_per_step() was called while averages are kept in shards, which a new reduction would not "
+                "have: call it after step(), or after zero_grad() of the optimizer"
+            )
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
         """Waits for the averaged gradients, scales them so that their norm is at most ``max_norm``, and returns the
