@@ -82,9 +82,8 @@ struct DistributedOptimizerOptions {
   TORCH_ARG(ShardBy, shard_by) = ShardBy::Auto;
   // step() calls LibTorch's fused operator in place of Base::step(), with one rank too: it goes over
   // memory once, and rounds otherwise than Base does in last bits. The state stays Base's, so the
-  // option may change between runs. For Adagrad, Adam, AdamW and SGD of LibTorch. Any other class,
-  // sparse gradients, parameters that do not lie dense in memory, and SGD of half types on the CPU,
-  // where LibTorch 2.11 is wrong, throw InvalidArgument.
+  // option may change between runs. For Adagrad, Adam, AdamW and SGD of LibTorch; any other class,
+  // sparse gradients and parameters that do not lie dense in memory throw InvalidArgument.
   TORCH_ARG(bool, fused) = false;
 };
 

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -40,8 +41,23 @@ struct Lists {
   std::vector<at::Tensor> steps;
 };
 
+// What the state has that is not like the parameter, which a file may have brought; empty if it all
+// is.
+std::string WhyNotLike(const at::Tensor& parameter, torch::optim::OptimizerParamState& state) {
+  for (const at::Tensor* const tensor :
+       TensorsOfState(state).value_or(std::vector<at::Tensor*>())) {
+    if (tensor->defined() &&
+        (tensor->sizes() != parameter.sizes() || tensor->device() != parameter.device() ||
+         tensor->scalar_type() != parameter.scalar_type() || tensor->layout() != at::kStrided)) {
+      return "has state of " + TypeAndShape(*tensor) +
+             ", which has to be like it: load the state of this optimizer, or clear it";
+    }
+  }
+  return {};
+}
+
 // The operators look at addresses and numbers of elements only.
-void CheckTensors(const at::Tensor& parameter) {
+void CheckTensors(Optimizer& optimizer, const at::Tensor& parameter) {
   const at::Tensor& gradient = parameter.grad();
   std::string why;
   if (!at::isFloatingType(parameter.scalar_type())) {
@@ -55,6 +71,9 @@ void CheckTensors(const at::Tensor& parameter) {
   } else if (gradient.scalar_type() != parameter.scalar_type() ||
              gradient.device() != parameter.device() || gradient.sizes() != parameter.sizes()) {
     why = "has a gradient of " + TypeAndShape(gradient) + ", which has to be like it";
+  } else if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+             found != optimizer.state().end() && found->second) {
+    why = WhyNotLike(parameter, *found->second);
   }
   if (why.empty()) return;
   throw std::invalid_argument("a fused step: a parameter of " + TypeAndShape(parameter) + " " +
@@ -92,14 +111,15 @@ class StepNumbers {
   std::map<std::pair<std::int64_t, std::string>, at::Tensor> numbers_;
 };
 
-// Calls take(optimizer, parameter, &lists, &numbers) for each parameter of a group that has a gradient, and run(lists,
-// options, bool) for the lists of each type and device; the bool is what take has returned.
+// Calls take(parameter, options, &lists, &numbers) for each parameter of a group that has a gradient,
+// and run(lists, options, bool) for the lists of each type and device; the bool is what take has
+// returned.
 template <class Options, class Take, class Run>
 void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
   const at::NoGradGuard no_grad;
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) CheckTensors(parameter);
+      if (parameter.grad().defined()) CheckTensors(optimizer, parameter);
     }
   }
   StepNumbers numbers;
@@ -180,25 +200,31 @@ void StepAdagrad(Optimizer& optimizer) {
       });
 }
 
-// On the CPU _fused_sgd_ leaves elements of half types as they are, whole vectors of them, up to
-// LibTorch 2.13 (pytorch/pytorch#191763).
-void CheckNoHalfOnCpu(const Optimizer& optimizer) {
-  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const bool is_half = at::isReducedFloatingType(parameter.scalar_type());
-      if (!is_half || !parameter.is_cpu() || !parameter.grad().defined()) continue;
-      throw std::invalid_argument(
-          "a fused step of SGD: a parameter of " + TypeAndShape(parameter) +
-          " is on the CPU, where LibTorch's operator is wrong for half types: leave out the option "
-          "fused, or keep the parameters in float32");
-    }
+// LibTorch's operator for SGD, up to 2.13 (pytorch/pytorch#191763), leaves elements of half types on
+// the CPU as they are, but for those behind the last whole vector: there it gets wider copies of a
+// parameter at a time.
+void RunSgd(const Lists& lists, const torch::optim::SGDOptions& options, bool is_first) {
+  const auto run = [&](const Lists& of) {
+    at::_fused_sgd_(of.parameters, of.gradients, of.first, options.weight_decay(),
+                    options.momentum(), options.lr(), options.dampening(), options.nesterov(),
+                    /*maximize=*/false, is_first);
+  };
+  const at::Tensor& like = lists.parameters.front();
+  if (!like.is_cpu() || !at::isReducedFloatingType(like.scalar_type())) return run(lists);
+  for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
+    Lists wide;
+    wide.parameters.push_back(lists.parameters[i].to(at::kFloat));
+    wide.gradients.push_back(lists.gradients[i].to(at::kFloat));
+    if (!lists.first.empty()) wide.first.push_back(lists.first[i].to(at::kFloat));
+    run(wide);
+    lists.parameters[i].detach().copy_(wide.parameters.front());
+    if (!lists.first.empty()) lists.first[i].copy_(wide.first.front());
   }
 }
 
 void StepSgd(Optimizer& optimizer) {
   using torch::optim::SGDOptions;
   using torch::optim::SGDParamState;
-  CheckNoHalfOnCpu(optimizer);
   StepGroups<SGDOptions>(
       optimizer,
       [&](const at::Tensor& parameter, const SGDOptions& options, Lists* one,
@@ -210,11 +236,7 @@ void StepSgd(Optimizer& optimizer) {
         one->first.push_back(state.momentum_buffer());
         return is_first;
       },
-      [](const Lists& lists, const SGDOptions& options, bool is_first) {
-        at::_fused_sgd_(lists.parameters, lists.gradients, lists.first, options.weight_decay(),
-                        options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                        /*maximize=*/false, is_first);
-      });
+      RunSgd);
 }
 
 }  // namespace
