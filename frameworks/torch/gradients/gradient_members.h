@@ -70,8 +70,9 @@ class GradientMembers {
   void KeepIn(std::shared_ptr<OptimizerShards> shards) { counts_->shards = std::move(shards); }
   // No bucket is under way any more.
   void ForgetLaunched() {
-    const std::lock_guard<std::mutex> lock(counts_->launched_mutex);
-    counts_->launched.clear();
+    const std::lock_guard<std::mutex> lock(counts_->launched.mutex);
+    counts_->launched.buckets.clear();
+    counts_->launched.bytes = 0;
   }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }

@@ -446,7 +446,7 @@ void ParameterGradient::Launch(Bucket& bucket, bool will_wait) {
   ThrowIfError(set_.session->Submit(whole, will_wait));
   bucket.assembly.NoteSubmitted(whole);
   if (what_.counts->shards && !bucket.hook) {
-    TakeShardsOfDone(std::shared_ptr<Bucket>(part_.load(), &bucket));
+    TakeShardsOfDone(std::shared_ptr<Bucket>(part_.load(), &bucket), /*may_wait=*/!will_wait);
   }
 }
 

@@ -54,10 +54,15 @@ struct GradientCounts {
   std::atomic<int> joined{-1};  // a rank that had joined before an average of this step; -1: none
   // What keeps the averages; null: `.grad` does.
   std::shared_ptr<OptimizerShards> shards;
-  // The buckets under way whose averages are to go there, in the order of their submission. Hooks
-  // take them when they are done.
-  std::mutex launched_mutex;
-  std::deque<std::shared_ptr<Bucket>> launched;
+  // The buckets under way whose averages are to go there, in the order of their submission.
+  struct Launched {
+    std::mutex mutex;
+    std::deque<std::shared_ptr<Bucket>> buckets;
+    std::int64_t bytes = 0;    // of these
+    std::int64_t hurries = 0;  // so many hooks do not wait, since one has waited in vain,
+    std::int64_t more = 64;    // and so many the next time
+  };
+  Launched launched;
 };
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
@@ -177,7 +182,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void StartDense(std::shared_ptr<BucketPart> part, bool will_wait);
   void StartSparse(bool will_wait);
   void Launch(Bucket& bucket, bool will_wait);
-  void TakeShardsOfDone(const std::shared_ptr<Bucket>& launched);
+  void TakeShardsOfDone(const std::shared_ptr<Bucket>& launched, bool may_wait);
   void TakeShardEarly();
   static at::Tensor BroughtShard(const BucketPart& part);
   void StartAnew();

@@ -1,9 +1,12 @@
 // The way of a reduced gradient back into `.grad`.
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
@@ -43,21 +46,59 @@ void ParameterGradient::NoteDelivered() {
   gradient.reset();
 }
 
-// A hook that has submitted a bucket looks which of those before are done, so that memory for no
-// more gradients is taken than are under way. What is not done in its turn the end of the backward()
-// takes, and all that may be an error.
-void ParameterGradient::TakeShardsOfDone(const std::shared_ptr<Bucket>& launched) {
+namespace {
+
+std::int64_t BytesOf(const Bucket& bucket) {
+  std::int64_t bytes = 0;
+  for (const BucketPart& part : bucket.parts) {
+    bytes += part.like->ElementCount() * static_cast<std::int64_t>(core::SizeOf(part.like->dtype));
+  }
+  return bytes;
+}
+
+// The handle of the bucket that was submitted first, if it is not done. Takes those before it.
+core::HandlePtr FirstUnderWay(GradientCounts::Launched& launched,
+                              std::vector<std::shared_ptr<Bucket>>* done) {
+  while (!launched.buckets.empty()) {
+    core::HandlePtr handle = launched.buckets.front()->assembly.handle();
+    if (handle && !handle->done()) return handle;
+    launched.bytes -= BytesOf(*launched.buckets.front());
+    done->push_back(std::move(launched.buckets.front()));
+    launched.buckets.pop_front();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// A hook that has submitted a bucket takes the shards of those before that are done. If more is under
+// way than two buckets, it waits for the first, as reductions that fall behind would keep all whole
+// gradients alive. The other ranks may not have that bucket before the end of their backward(), and
+// may wait for another: the wait is short, and one in vain lets the next hooks go on. What is not done
+// in its turn the end of the backward() takes, and all that may be an error.
+void ParameterGradient::TakeShardsOfDone(const std::shared_ptr<Bucket>& launched, bool may_wait) {
+  constexpr auto kPatience = std::chrono::milliseconds(50);
+  constexpr std::int64_t kLeastBytes = std::int64_t{16} << 20;
+  session::Session& session = set_.session->session();
+  const std::int64_t most = 2 * std::max(session.limits().bucket_bytes, kLeastBytes);
+  GradientCounts::Launched& all = what_.counts->launched;
   std::vector<std::shared_ptr<Bucket>> done;
   {
-    const std::lock_guard<std::mutex> lock(what_.counts->launched_mutex);
-    std::deque<std::shared_ptr<Bucket>>& all = what_.counts->launched;
-    all.push_back(launched);
-    while (!all.empty()) {
-      const core::HandlePtr handle = all.front()->assembly.handle();
-      if (handle && !handle->done()) break;
-      done.push_back(std::move(all.front()));
-      all.pop_front();
+    std::unique_lock<std::mutex> lock(all.mutex);
+    all.buckets.push_back(launched);
+    all.bytes += BytesOf(*launched);
+    core::HandlePtr first = FirstUnderWay(all, &done);
+    while (first && may_wait && all.bytes > most && all.hurries == 0) {
+      lock.unlock();
+      (void)session.Wait(*first, core::Clock::now() + kPatience);
+      lock.lock();
+      if (!first->done()) {
+        all.hurries = all.more;
+        all.more = std::min<std::int64_t>(2 * all.more, std::int64_t{1} << 20);
+      }
+      first = FirstUnderWay(all, &done);
     }
+    if (all.hurries > 0) --all.hurries;
   }
   for (const std::shared_ptr<Bucket>& bucket : done) {
     for (const BucketPart& part : bucket->parts) {
