@@ -209,5 +209,29 @@ TEST(GradientShardsTest, AParameterThatCannotBeCutIsAnErrorOnAllEachTime) {
       {}, {}, Sharing::kDirect);
 }
 
+// Each rank is at a gradient that the others come to later, with more under way than a hook lets be.
+TEST(GradientShardsTest, RanksWhoseGradientsComeInOtherOrdersDoNotWaitForEachOther) {
+  constexpr std::int64_t kElements = 5 << 20;  // 20 MiB
+  RunTorchRanks(2, [](int rank) {
+    std::vector<torch::Tensor> weights;
+    for (int i = 0; i < 4; ++i) weights.push_back(torch::zeros({kElements}).requires_grad_());
+    auto optimizer = DistributedOptimizer(torch::optim::SGD(weights, torch::optim::SGDOptions(1)),
+                                          DistributedOptimizerOptions().shard(Shard::Gradients));
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      torch::Tensor loss = torch::zeros({});
+      for (int i = 0; i < 4; ++i) {
+        const int which = rank == 0 ? i : 3 - i;
+        loss = loss + (weights[static_cast<std::size_t>(which)] * double(which + rank)).sum();
+      }
+      loss.backward();
+      optimizer.step();
+    }
+    for (int i = 0; i < 4; ++i) {
+      EXPECT_TRUE(torch::all(weights[static_cast<std::size_t>(i)] == -2 * (i + 0.5)).item<bool>());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sirtaki::tests::of_gradients
