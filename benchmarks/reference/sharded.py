@@ -86,7 +86,7 @@ def main():
             print(f"{kind}: the loss is {loss:.6f}", file=sys.stderr)
         ranks.emit("step", kind, statistics.median(times) * 1e3, "ms")
         dist.barrier()
-    os._exit(0)
+    os._exit(0)  # gloo's threads may still be at work, after an error above all
 
 
 main()

@@ -62,8 +62,8 @@ class Round {
   }
 
   // ---- which go which way ----
-  // Those that all members see are reduced where they lie; what nobody gives or takes is left out.
-  // Of those of which every member keeps a part, each brings its own.
+  // Segments that all members see are reduced where they lie; what nobody gives or takes is left out.
+  // A segment of which every member keeps a part is reduced by each for itself.
   void Sort() {
     for (std::size_t s = 0; s < segments_.size(); ++s) {
       bool seen = true;

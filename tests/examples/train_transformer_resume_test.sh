@@ -29,4 +29,10 @@ of_three=$(result)
 run 3 "${tiny[@]}" --shard optimizer --checkpoint "$scratch/optimizer-again" --resume
 expect 0 "with shards on 3 ranks" "written by 2 ranks and is read by 3" "resumed after epoch 1" "epoch   3/3"
 [ "$(result)" = "$of_three" ] || fail "with shards on 3 ranks: not the result of those without, $of_three"
+
+# The norm by which gradients are clipped is added up by their shards: last bits differ.
+run 2 "${tiny[@]}" --shard gradients --checkpoint "$scratch/gradients" --resume --stop-after 1
+run 3 "${tiny[@]}" --shard gradients --checkpoint "$scratch/gradients" --resume
+expect 0 "with shards of gradients on 3 ranks" "written by 2 ranks and is read by 3" "resumed after epoch 1" "epoch   3/3"
+same_loss "$(result)" "$of_three" || fail "with shards of gradients on 3 ranks: not the loss of those without, $of_three"
 done_with "resuming train_transformer"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,15 +70,14 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   if (synchronizer != nullptr) synchronizer->synchronize();
 
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients = GradientsOf(optimizer);
-  const bool of_shards = synchronizer != nullptr && synchronizer->gradient_shards().has_value();
-  if (of_shards) {
-    if (!(norm_type > 0)) {
-      ThrowInvalid("norm_type is " + std::to_string(norm_type) +
-                   "; with Shard::Gradients it has to be above 0");
-    }
-    gradients = *synchronizer->gradient_shards();
+  std::optional<std::vector<at::Tensor>> shards;
+  if (synchronizer != nullptr) shards = synchronizer->gradient_shards();
+  const bool of_shards = shards.has_value();
+  if (of_shards && !(norm_type > 0)) {
+    ThrowInvalid("norm_type is " + std::to_string(norm_type) +
+                 "; with Shard::Gradients it has to be above 0");
   }
+  const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
   if (gradients.empty() && !of_shards) return 0;
   const at::Tensor total =
       gradients.empty() ? at::full({}, 0.0, at::kDouble) : NormOf(gradients, norm_type);

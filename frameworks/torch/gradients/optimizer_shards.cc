@@ -318,7 +318,7 @@ void OptimizerShards::CutParameters(const Optimizer& optimizer) {
 std::vector<ShardOfParameter> OptimizerShards::Mine() const {
   std::vector<ShardOfParameter> mine;
   for (const auto& [key, shards] : shards_) {
-    // Of one without elements every rank has all there is, so that it has state as without shards.
+    // A parameter without elements is whole on every rank, so that it has state as without shards.
     const bool is_empty = !shards.cuts.empty() && shards.cuts.back() == 0;
     if (!shards.mine.defined() && !is_empty && !shards.has_gradient) continue;
     mine.push_back({shards.parameter, is_empty ? shards.parameter : shards.mine,
@@ -356,8 +356,7 @@ void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "the gradient of a parameter of " + TypeAndShape(parameter) +
                                  " cannot be kept in shards: zero_grad() of the optimizer cuts the "
-                                 "parameter, or says why "
-                                 "it cannot"));
+                                 "parameter, or says why it cannot"));
   }
   Shards& shards = found->second;
   if (shards.has_gradient) {

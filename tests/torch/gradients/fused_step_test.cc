@@ -27,13 +27,6 @@ using torch::optim::SGDOptions;
 
 DistributedOptimizerOptions Fused() { return DistributedOptimizerOptions().fused(true); }
 
-// Sums of three ranks have the same bits in two runs only so.
-core::Config Deterministic() {
-  core::Config config;
-  config.deterministic = true;
-  return config;
-}
-
 torch::Tensor Weight(torch::IntArrayRef shape, torch::ScalarType type = torch::kFloat) {
   return Waves(shape, 0).to(type).requires_grad_();
 }
@@ -60,7 +53,7 @@ TEST_P(FusedHabitsTest, MakesTheStepsOfTheOptimizerItself) {
               habits::TrainAsRank(kind, habit, rank, Fused().shard(Shard::OptimizerState));
           EXPECT_EQ(Distance(sharded, fused), 0) << "rank " << rank;
         },
-        Deterministic());
+        habits::Deterministic());
   }
 }
 

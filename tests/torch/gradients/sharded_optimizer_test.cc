@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <sstream>
 #include <stdexcept>
@@ -18,7 +17,6 @@
 #include "sirtaki/broadcast.h"
 #include "sirtaki/check_parameters.h"
 #include "sirtaki/collectives.h"
-#include "sirtaki/grad_scaler.h"
 #include "sirtaki/optimizer.h"
 #include "tests/torch/gradients/training_habits.h"
 #include "tests/torch/torch_ranks.h"
@@ -36,13 +34,6 @@ using Sharing = session::InprocWorld::Sharing;
 
 DistributedOptimizerOptions Sharded() {
   return DistributedOptimizerOptions().shard(Shard::OptimizerState);
-}
-
-// Sums of three ranks have the same bits in two runs only so.
-core::Config Deterministic() {
-  core::Config config;
-  config.deterministic = true;
-  return config;
 }
 
 torch::Tensor Weight(torch::IntArrayRef shape, double phase = 0) {
@@ -89,7 +80,7 @@ TEST_P(ShardedHabitsTest, MakesTheStepsOfOneThatIsNot) {
                 habit == habits::Habit::kClip ? habits::ToleranceOf(kind) : 0)
           << "rank " << rank << ", shards of gradients";
     };
-    RunTorchRanks(size, train, Deterministic(), {}, sharing);
+    RunTorchRanks(size, train, habits::Deterministic(), {}, sharing);
   }
 }
 
@@ -141,7 +132,7 @@ TEST(ShardedOptimizerTest, EveryTypeAndLayout) {
             EXPECT_EQ(sharded[i].strides(), whole[i].strides());
           }
         },
-        Deterministic());
+        habits::Deterministic());
   }
 }
 
@@ -375,122 +366,6 @@ TEST(ShardedOptimizerTest, AutogradSeesThatTheShardsOfOthersWereWritten) {
   });
 }
 
-// ---- shards of gradients ----
-
-DistributedOptimizerOptions OfGradients() {
-  return DistributedOptimizerOptions().shard(Shard::Gradients);
-}
-
-TEST(GradientShardsTest, GradientsAreGivenBackWhileBackwardGoesOn) {
-  core::Config config;
-  config.bucket_bytes = 1;  // a bucket for each gradient
-  config.first_bucket_bytes = 1;
-  RunTorchRanks(
-      2,
-      [](int rank) {
-        std::vector<torch::Tensor> weights;
-        for (int i = 0; i < 6; ++i) weights.push_back(Weight({300}, i));
-        auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.01)), OfGradients());
-        // A hook of the first layer, which backward() comes to last: what is behind it is reduced.
-        int given_back = -1;
-        const auto looks = [&](const torch::Tensor& gradient) {
-          given_back = 0;
-          for (int i = 2; i < 6; ++i) given_back += weights[i].grad().defined() ? 0 : 1;
-          return gradient;
-        };
-        for (int step = 0; step < 4; ++step) {
-          optimizer.zero_grad();
-          torch::Tensor x = weights[0] * 1.0;
-          x.register_hook(looks);
-          for (int i = 1; i < 6; ++i) {
-            x = x * weights[i];
-            // Whoever is behind waits until all ranks have the gradients of the next layers.
-            x.register_hook([](const torch::Tensor& gradient) {
-              barrier();
-              return gradient;
-            });
-          }
-          x.sum().backward();
-          for (const auto& weight : weights) EXPECT_FALSE(weight.grad().defined());
-          std::int64_t elements = 0;
-          const std::vector<torch::Tensor> shards = *optimizer.gradient_shards();
-          for (const torch::Tensor& shard : shards) elements += shard.numel();
-          EXPECT_EQ(elements, 6 * (rank == 0 ? 128 : 172));
-          optimizer.step();
-          EXPECT_TRUE(optimizer.gradient_shards()->empty());
-        }
-        // Buckets are there from the second step on.
-        EXPECT_GE(given_back, 3);
-      },
-      config);
-}
-
-TEST(GradientShardsTest, AnAverageThatNoStepHasUsedIsNotAddedTo) {
-  RunTorchRanks(2, [](int rank) {
-    const torch::Tensor weight = Weight({90});
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(0.1)), OfGradients());
-    Backward(weight, rank, 0);
-    weight.mutable_grad().reset();  // as zero_grad() of a module does it
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { Backward(weight, rank, 1); }),
-                HasSubstr("zero_grad() of the optimizer"));
-    optimizer.zero_grad();
-    const torch::Tensor before = weight.detach().clone();
-    Backward(weight, rank, 2);
-    optimizer.step();
-    const torch::Tensor average = (Waves({90}, 14.0) + Waves({90}, 17.0)) / 2;
-    EXPECT_LT(Distance({before - weight.detach()}, {(0.1 * average).to(torch::kFloat)}), 1e-6);
-    // A step that was left out.
-    Backward(weight, rank, 3);
-    optimizer.skip_step();
-    EXPECT_TRUE(optimizer.gradient_shards()->empty());
-    Backward(weight, rank, 4);
-    optimizer.step();
-  });
-}
-
-TEST(GradientShardsTest, AGradientMadeByHandBesideIsAnErrorOnAll) {
-  RunTorchRanks(2, [](int rank) {
-    const torch::Tensor weight = Weight({90});
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(0.1)), OfGradients());
-    Backward(weight, rank, 0);
-    if (rank == 1) weight.mutable_grad() = torch::zeros({90});
-    EXPECT_ANY_THROW(optimizer.step());
-    optimizer.zero_grad();
-    Backward(weight, rank, 1);
-    broadcast_parameters({{"weight", weight}}, 0);
-    optimizer.step();
-  });
-}
-
-TEST(GradientShardsTest, ScaledGradientsAreUnscaledAndASkippedStepLetsThemGo) {
-  RunTorchRanks(
-      3,
-      [](int rank) {
-        const torch::Tensor whole = Weight({700});
-        const torch::Tensor sharded = whole.detach().clone().requires_grad_();
-        auto plain = DistributedOptimizer(SGD({whole}, SGDOptions(0.1)));
-        auto optimizer = DistributedOptimizer(SGD({sharded}, SGDOptions(0.1)), OfGradients());
-        const auto train = [&](auto& base, const torch::Tensor& weight) {
-          GradScaler scaler(GradScalerOptions().init_scale(1024));
-          std::vector<bool> made;
-          for (int step = 0; step < 3; ++step) {
-            base.zero_grad();
-            torch::Tensor factors = Waves({700}, 3.0 * rank + step).to(torch::kFloat);
-            // It is in the shard of rank 2 alone.
-            if (step == 1 && rank == 0) factors[699] = std::numeric_limits<float>::infinity();
-            scaler.scale((weight * factors).sum()).backward();
-            made.push_back(scaler.step(base));
-            scaler.update();
-          }
-          return made;
-        };
-        EXPECT_THAT(train(plain, whole), ElementsAre(true, false, true));
-        EXPECT_THAT(train(optimizer, sharded), ElementsAre(true, false, true));
-        EXPECT_EQ(Distance({sharded}, {whole}), 0);
-      },
-      Deterministic());
-}
-
 // ---- what is refused ----
 
 TEST(ShardedOptimizerTest, RefusesLbfgs) {
@@ -517,25 +392,6 @@ TEST(ShardedOptimizerTest, RefusesAdasumAndOtherOptionsOnOneRank) {
                               rank == 0 ? Sharded() : DistributedOptimizerOptions());
                         }),
                 HasSubstr("sharded"));
-  });
-}
-
-TEST(GradientShardsTest, RefusesASecondOptimizerOfTheSameParameterAndOtherShardsOnOneRank) {
-  RunTorchRanks(2, [](int rank) {
-    const torch::Tensor weight = Weight({90});
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), OfGradients());
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
-                        [&] { DistributedOptimizer(SGD({weight}, SGDOptions(1)), OfGradients()); }),
-                HasSubstr("kept in shards"));
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
-                        [&] { clip_grad_norm_(optimizer, 1.0, /*norm_type=*/0); }),
-                HasSubstr("above 0"));
-    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
-                        [&] {
-                          DistributedOptimizer(SGD({Weight({3})}, SGDOptions(1)),
-                                               rank == 0 ? Sharded() : OfGradients());
-                        }),
-                HasSubstr("kept in shards"));
   });
 }
 

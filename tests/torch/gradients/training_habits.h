@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/config/config.h"
 #include "sirtaki/optimizer.h"
 #include "tests/torch/training.h"
 
@@ -20,6 +21,13 @@ namespace sirtaki::tests::habits {
 constexpr int kSteps = 20;
 
 constexpr double kMaxNorm = 0.1;
+
+// Sums of three ranks have the same bits in two runs only so.
+inline core::Config Deterministic() {
+  core::Config config;
+  config.deterministic = true;
+  return config;
+}
 
 enum class Kind { kMomentum, kNesterov, kAdam, kAdamW, kRmsProp, kAdagrad, kLbfgs };
 enum class Habit {

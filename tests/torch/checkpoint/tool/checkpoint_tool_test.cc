@@ -238,7 +238,7 @@ TYPED_TEST(ConsolidateTest, WhatItWritesIsWhatAnUnshardedSaveIs) {
                                    torch::optim::SGDParamState>;
   for (const auto& [key, state] : of_whole->state()) {
     ASSERT_NE(of_plain->state().at(key), nullptr);
-    // Of what its own save() has written, LibTorch loses the state of a parameter that stands twice.
+    // LibTorch loses the state of a parameter that stands twice when it loads what it has saved.
     if (state == nullptr) continue;
     EXPECT_TRUE(static_cast<const State&>(*of_plain->state().at(key)) ==
                 static_cast<const State&>(*state));
