@@ -10,6 +10,7 @@
 //   adam-sharded      adam with Shard::OptimizerState
 //   adam-gradients    adam with Shard::Gradients
 //   adam-sharded-fused, adam-gradients-fused  both
+//   …-copies          of a sharded one: without share_parameters
 //   no-communication  the ranks side by side, with the same allocator; on one rank: one rank alone
 //   loop              plain LibTorch; one MPI_Allreduce per parameter after backward
 //   plain             plain LibTorch; nothing of Sirtaki or MPI is started
@@ -108,6 +109,7 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
                                               .shard(has("gradients") ? Shard::Gradients
                                                      : has("sharded") ? Shard::OptimizerState
                                                                       : Shard::None)
+                                              .share_parameters(!has("copies"))
                                               .fused(has("fused")));
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});

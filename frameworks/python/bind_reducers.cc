@@ -32,7 +32,8 @@ class PythonScope {
 ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
                            int passes, bool at_backward, int compression, bool everywhere,
                            bool sparse_as_dense, std::int64_t check_every, int shard,
-                           bool by_element, const ProcessSet& set, CommunicationHook hook) {
+                           bool by_element, bool share_parameters, const ProcessSet& set,
+                           CommunicationHook hook) {
   ReducerSettings settings;
   settings.named = std::move(named);
   settings.options = DistributedOptimizerOptions()
@@ -48,6 +49,7 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
                          .check_parameters_every(check_every)
                          .shard(static_cast<Shard>(shard))
                          .shard_by(by_element ? ShardBy::Element : ShardBy::Parameter)
+                         .share_parameters(share_parameters)
                          .hook(std::move(hook));
   return settings;
 }
@@ -70,8 +72,8 @@ void BindReducers(py::module_& module) {
       .def(py::init(&SettingsOf), py::kw_only(), py::arg("named"), py::arg("name"), py::arg("op"),
            py::arg("predivide"), py::arg("passes"), py::arg("at_backward"), py::arg("compression"),
            py::arg("everywhere"), py::arg("sparse_as_dense"), py::arg("check_every"),
-           py::arg("shard"), py::arg("by_element"), py::arg("process_set"),
-           py::arg("hook").none(true));
+           py::arg("shard"), py::arg("by_element"), py::arg("share_parameters"),
+           py::arg("process_set"), py::arg("hook").none(true));
 
   py::class_<PythonOptimizer>(module, "OptimizerReducer")
       .def(py::init<const py::list&, ReducerSettings>())

@@ -19,20 +19,26 @@ namespace sirtaki::ops::shm {
 using core::Status;
 using core::StatusCode;
 
+Status RefusedBySystem(const std::string& what) {
+  return {StatusCode::kUnsupported, what + ": " + std::strerror(errno)};
+}
+
+std::int64_t PageSize() {
+  static const std::int64_t size = sysconf(_SC_PAGESIZE);
+  return size;
+}
+
 namespace {
 
 constexpr std::string_view kShownAs = "/memfd:sirtaki";  // the names of all begin so
-
-Status Failed(const std::string& what) {
-  return {StatusCode::kUnsupported, what + ": " + std::strerror(errno)};
-}
 
 // `descriptor` -1: private memory.
 Status Map(int descriptor, std::int64_t bytes, std::byte** base) {
   const int kind = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* const memory = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
                             kind | MAP_NORESERVE, descriptor, 0);
-  if (memory == MAP_FAILED) return Failed("cannot map " + std::to_string(bytes) + " bytes");
+  if (memory == MAP_FAILED)
+    return RefusedBySystem("cannot map " + std::to_string(bytes) + " bytes");
   // Where the system has been set to give shared memory huge pages if asked. Private memory gets
   // none: where free memory is in pieces, first touching them takes three times as long.
   if (descriptor >= 0) {
@@ -40,11 +46,6 @@ Status Map(int descriptor, std::int64_t bytes, std::byte** base) {
   }
   *base = static_cast<std::byte*>(memory);
   return Status::Ok();
-}
-
-std::int64_t PageSize() {
-  static const std::int64_t size = sysconf(_SC_PAGESIZE);
-  return size;
 }
 
 // Those of this process, so that threads that act as ranks see one address each, and so do tools
@@ -69,11 +70,12 @@ Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Regi
                                           " bytes, and shared memory counts as one"};
   }
   const int descriptor = memfd_create(name, MFD_CLOEXEC);
-  if (descriptor < 0) return Failed("cannot make shared memory (memfd_create)");
+  if (descriptor < 0) return RefusedBySystem("cannot make shared memory (memfd_create)");
   std::byte* base = nullptr;
-  Status status = ftruncate(descriptor, bytes) == 0
-                      ? Map(descriptor, bytes, &base)
-                      : Failed("cannot size shared memory to " + std::to_string(bytes) + " bytes");
+  Status status =
+      ftruncate(descriptor, bytes) == 0
+          ? Map(descriptor, bytes, &base)
+          : RefusedBySystem("cannot size shared memory to " + std::to_string(bytes) + " bytes");
   if (!status.ok()) {
     close(descriptor);
     return status;
@@ -105,12 +107,12 @@ Status Region::Open(pid_t process, int descriptor, std::int64_t bytes,
   // Another process may have this number here, and opening what it has may do something.
   char target[64];
   const ssize_t length = readlink(path.c_str(), target, sizeof target);
-  if (length < 0) return Failed("cannot look at " + path);
+  if (length < 0) return RefusedBySystem("cannot look at " + path);
   if (!std::string_view(target, static_cast<std::size_t>(length)).starts_with(kShownAs)) {
     return {StatusCode::kUnsupported, path + " is not the memory of a rank of this job"};
   }
   const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (opened < 0) return Failed("cannot open " + path);
+  if (opened < 0) return RefusedBySystem("cannot open " + path);
   std::byte* base = nullptr;
   // Touching what a shorter file does not have would be fatal.
   const off_t size = lseek(opened, 0, SEEK_END);

@@ -7,11 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "core/base/status.h"
 #include "core/machine/fork_guard.h"
 
 namespace sirtaki::ops::shm {
+
+std::int64_t PageSize();  // of the system
+
+// What a call has failed of, with what the system says (errno): kUnsupported.
+core::Status RefusedBySystem(const std::string& what);
 
 class Region {
  public:

@@ -276,3 +276,41 @@ def test_optimizers_that_cannot_be_sharded(rank, size, name, words):
         return trained(rank, name, shard="optimizer")
     with pytest.raises(Exception, match=words):
         trained(rank, name, shard="optimizer")
+
+
+def is_common(tensor):
+    for line in open("/proc/self/maps"):
+        begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+        if begin <= tensor.data_ptr() < end:
+            return "sirtaki parameters" in line
+    return False
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+@pytest.mark.parametrize("name", ["Adam", "Adafactor"])  # by element, and whole parameters
+def test_parameters_lie_once_on_a_host_and_may_be_written_to_in_between(rank, size, name, shard):
+    def train(**arguments):
+        model = optimizers.model_for(name)
+        optimizer = hvd.DistributedOptimizer(optimizers.make(name, model.parameters()), model.named_parameters(), **arguments)
+        saved, commons = None, []
+        for step, batch in enumerate(support.batches(rank, steps=6)):
+            optimizers.step(name, model, optimizer, batch)
+            commons.append(all(is_common(parameter) for parameter in model.parameters()))
+            if step == 1:
+                saved = copy.deepcopy(model.state_dict())
+            if step == 2:
+                for parameter in model.parameters():
+                    parameter.data.clamp_(-0.2, 0.2)
+            if step == 3:
+                model.load_state_dict(saved)
+            if step == 4:
+                for parameter in model.parameters():
+                    parameter.data = parameter.data * 0.5
+        return model, commons
+
+    common, where = train(shard=shard)
+    copies, nowhere = train(shard=shard, share_parameters=False)
+    assert where == [size > 1] * 6 and not any(nowhere)
+    for mine, other in zip(common.parameters(), copies.parameters()):
+        assert torch.equal(mine, other)
+        assert mine.requires_grad and mine.is_leaf

@@ -80,6 +80,10 @@ struct DistributedOptimizerOptions {
   // See DistributedOptimizer; without effect on one rank.
   TORCH_ARG(Shard, shard) = Shard::None;
   TORCH_ARG(ShardBy, shard_by) = ShardBy::Auto;
+  // The parameters of a sharded optimizer lie once for all ranks of the set in memory that these
+  // share, from its first step on, if they are on one host and on the CPU. A program writes to
+  // them as ever. False: each rank has its own copy, and a step brings the others' shards there.
+  TORCH_ARG(bool, share_parameters) = true;
   // step() calls LibTorch's fused operator in place of Base::step(), with one rank too: it goes over
   // memory once, and rounds otherwise than Base does in last bits. The state stays Base's, so the
   // option may change between runs. For Adagrad, Adam, AdamW and SGD of LibTorch; any other class,

@@ -47,7 +47,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     const bool automatic = options.shard_by() == ShardBy::Auto;
     shards_ = std::make_shared<OptimizerShards>(
         set_, members_.what(), automatic ? ChooseShardBy(*optimizer) : options.shard_by(),
-        rule_->keeps_shards);
+        rule_->keeps_shards, options.share_parameters());
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
   const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
@@ -213,13 +213,7 @@ at::Tensor GradientReducer::Impl::ShardedStep(torch::optim::Optimizer& optimizer
     const at::AutoGradMode enable_grad(true);
     loss = closure();
   }
-  if (const int joined = members_.joined(); joined >= 0) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "step() of a sharded optimizer: rank " + std::to_string(joined) +
-                                 " has joined, and nobody makes the step of its shard. Ranks make "
-                                 "equally many steps: let the sampler pad or drop samples",
-                             core::Origin{joined, "", ""}));
-  }
+  if (const int joined = members_.joined(); joined >= 0) ThrowJoined(joined);
   at::Tensor of_base;
   shards_->Step(optimizer, [&] { of_base = base_step(nullptr); });
   return loss.defined() ? loss : of_base;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -21,6 +22,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/digest.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/state/sharded_state.h"
@@ -57,6 +59,15 @@ void CheckParameter(const at::Tensor& parameter, at::IntArrayRef cuts, at::IntAr
 // take longer than two copies.
 constexpr std::size_t kSmallBytes = std::size_t{32} << 10;
 
+// What tells a list of parameters from others.
+at::Tensor DigestOf(const std::vector<std::size_t>& numbers) {
+  const std::uint64_t digest = core::Digest(numbers.data(), numbers.size() * sizeof(numbers[0]));
+  return at::tensor({static_cast<std::int64_t>(digest), static_cast<std::int64_t>(numbers.size())},
+                    at::kLong);
+}
+
+bool AllRowsAreEqual(const at::Tensor& rows) { return rows.eq(rows[0]).all().item<bool>(); }
+
 }  // namespace
 
 ShardBy ChooseShardBy(const Optimizer& optimizer) {
@@ -65,6 +76,14 @@ ShardBy ChooseShardBy(const Optimizer& optimizer) {
   const bool by_element = type == typeid(Adagrad) || type == typeid(Adam) ||
                           type == typeid(AdamW) || type == typeid(RMSprop) || type == typeid(SGD);
   return by_element ? ShardBy::Element : ShardBy::Parameter;
+}
+
+void ThrowJoined(int rank) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "step() of a sharded optimizer: rank " + std::to_string(rank) +
+                               " has joined, and nobody makes the step of its shard. Ranks make "
+                               "equally many steps: let the sampler pad or drop samples",
+                           core::Origin{rank, "", ""}));
 }
 
 std::string WhyNotSharded(const Optimizer& optimizer) {
@@ -85,12 +104,14 @@ std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_
   return cuts;
 }
 
-OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients)
+OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients,
+                                 bool common)
     : set_(std::move(set)),
       what_(std::move(what)),
       by_(by),
       of_gradients_(of_gradients),
-      elements_(static_cast<std::size_t>(set_.size())) {}
+      elements_(static_cast<std::size_t>(set_.size())),
+      common_(set_, what_, common) {}
 
 OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
   const auto found = shards_.find(parameter.unsafeGetTensorImpl());
@@ -111,19 +132,24 @@ OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) 
       elements_[i] += shards.cuts[i + 1] - shards.cuts[i];
     }
   }
+  return shards;
+}
+
+void OptimizerShards::Place(Shards& shards) const {
   const std::int64_t count = shards.cuts[self() + 1] - shards.cuts[self()];
-  if (count == 0) return shards;
-  if (count == parameter.numel()) {
-    shards.mine = parameter;
-    return shards;
+  if (count == 0) return;
+  if (count == shards.parameter.numel()) {
+    shards.mine = shards.parameter;
+    return;
   }
-  at::Tensor mine = FlatLike(parameter, parameter).narrow(0, shards.cuts[self()], count);
+  const at::Tensor& whole = shards.place.memory ? shards.place.common : shards.parameter;
+  // A view would keep the memory that it was made of.
+  at::Tensor mine = FlatLike(whole, whole).narrow(0, shards.cuts[self()], count).variable_data();
   if (!shards.mine.defined()) {
     shards.mine = std::move(mine);
   } else if (shards.mine.data_ptr() != mine.data_ptr()) {
     shards.mine.set_data(mine);  // the parameter has got other memory; state belongs to the tensor
   }
-  return shards;
 }
 
 // The state of the whole parameter is cut, and what belongs to others is let go.
@@ -151,19 +177,14 @@ void OptimizerShards::TakeState(Optimizer& optimizer, const Shards& shards) cons
   }
 }
 
-// Cuts the parameters, their gradients and their state. Returns what is to be in the place of each
-// group's parameters; `*stepped` are those that have a gradient.
-OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, std::vector<Shards*>* stepped) {
-  std::vector<Shards*> all;
+void OptimizerShards::Find(const Optimizer& optimizer, std::vector<Shards*>* all,
+                           std::vector<Shards*>* stepped) {
   std::unordered_set<const void*> seen;
-  Groups groups;
   for (const auto& group : optimizer.param_groups()) {
-    std::vector<at::Tensor>& of_group = groups.emplace_back();
     for (const at::Tensor& parameter : group.params()) {
       Shards& shards = ShardsOf(parameter);
-      if (shards.mine.defined()) of_group.push_back(shards.mine);
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      all.push_back(&shards);
+      all->push_back(&shards);
       if (shards.has_gradient && parameter.grad().defined()) {
         throw std::invalid_argument("a parameter of " + TypeAndShape(parameter) +
                                     " has got a .grad since its gradient was averaged, and its "
@@ -172,9 +193,28 @@ OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, std::vector<S
       if (shards.has_gradient || parameter.grad().defined()) stepped->push_back(&shards);
     }
   }
+}
+
+// Cuts the parameters, their gradients and their state. Returns what is to be in the place of each
+// group's parameters.
+OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, const std::vector<Shards*>& all,
+                                             const std::vector<Shards*>& stepped) {
+  for (Shards* const shards : all) Place(*shards);
+  Groups groups;
+  for (const auto& group : optimizer.param_groups()) {
+    std::vector<at::Tensor>& of_group = groups.emplace_back();
+    for (const at::Tensor& parameter : group.params()) {
+      const at::Tensor& mine = shards_.at(parameter.unsafeGetTensorImpl()).mine;
+      if (mine.defined()) of_group.push_back(mine);
+    }
+  }
   is_cut_ = true;  // from here on, whatever is cut when something throws
-  for (const Shards* const shards : all) TakeState(optimizer, *shards);
-  for (Shards* const shards : *stepped) {
+  for (const Shards* const shards : all) {
+    TakeState(optimizer, *shards);
+    const bool is_whole = shards->mine.is_same(shards->parameter);
+    if (is_whole && shards->place.memory) shards->parameter.set_data(shards->place.common);
+  }
+  for (Shards* const shards : stepped) {
     if (!shards->mine.defined()) continue;
     if (shards->has_gradient) {
       shards->mine.mutable_grad() = shards->gradient;
@@ -186,17 +226,24 @@ OptimizerShards::Groups OptimizerShards::Cut(Optimizer& optimizer, std::vector<S
   return groups;
 }
 
-void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& base_step) {
-  const at::NoGradGuard no_grad;
-  std::vector<Shards*> stepped;
-  std::exception_ptr first_error;
-  std::string error;
-  try {
-    const InPlaceOfParameters in_place(optimizer, Cut(optimizer, &stepped));
-    base_step();
-  } catch (...) {
-    first_error = std::current_exception();
-    error = TextOfCurrent();
+void OptimizerShards::Uncut(const std::vector<Shards*>& all,
+                            const std::vector<Shards*>& stepped) const {
+  for (Shards* const shards : all) {
+    const at::Tensor& mine = shards->mine;
+    const CommonPlace& place = shards->place;
+    if (!mine.defined() || (mine.is_same(shards->parameter) && !place.memory)) continue;
+    // The optimizer may have given the shard other memory (`p.data = …` in Python).
+    const at::Tensor& whole = place.memory ? place.common : shards->parameter;
+    const auto* const begin =
+        static_cast<const std::byte*>(whole.const_data_ptr()) +
+        shards->cuts[self()] * static_cast<std::int64_t>(whole.element_size());
+    const bool is_whole = mine.is_same(shards->parameter);
+    if (mine.const_data_ptr() != begin) {
+      FlatLike(whole, whole)
+          .narrow(0, shards->cuts[self()], mine.numel())
+          .copy_(is_whole ? FlatLike(whole, mine) : mine.detach());
+    }
+    if (is_whole) shards->parameter.set_data(place.own);
   }
   for (Shards* const shards : stepped) {
     if (!shards->mine.defined()) continue;
@@ -204,37 +251,88 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
       shards->mine.mutable_grad().reset();
     }
   }
-  try {
-    Gather(stepped, error);
-  } catch (...) {
-    if (!first_error) throw;
+}
+
+void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& base_step) {
+  const at::NoGradGuard no_grad;
+  std::vector<Shards*> all;
+  std::vector<Shards*> stepped;
+  std::exception_ptr first_error;
+  std::string error;
+  // Every rank comes to each of the calls in which it meets the others, with its error if it has one.
+  const auto attempt = [&](const auto& part) {
+    try {
+      part();
+    } catch (...) {
+      if (first_error) return;
+      first_error = std::current_exception();
+      error = TextOfCurrent();
+    }
+  };
+  const auto meet = [&](const auto& call) {
+    try {
+      call();
+    } catch (...) {
+      if (!first_error) throw;
+      std::rethrow_exception(first_error);
+    }
+  };
+  attempt([&] { Find(optimizer, &all, &stepped); });
+  std::vector<CommonCandidate> candidates;
+  for (Shards* const shards : all) {
+    // A parameter moves only where nothing else has its memory; Cut lets the shard lie in it again.
+    if (!shards->mine.is_same(shards->parameter) && shards->mine.defined()) {
+      shards->mine.set_data(at::empty({0}, shards->mine.options()));
+    }
+    const std::int64_t begin = shards->cuts[self()];
+    candidates.push_back(
+        {shards->parameter, &shards->place, begin, shards->cuts[self() + 1] - begin});
   }
+  meet([&] { common_.Meet(candidates, error); });
+  if (!first_error) {
+    attempt([&] {
+      const InPlaceOfParameters in_place(optimizer, Cut(optimizer, all, stepped));
+      base_step();
+    });
+    attempt([&] { Uncut(all, stepped); });
+  }
+  meet([&] { Gather(std::move(stepped), error); });
   if (first_error) std::rethrow_exception(first_error);
 }
 
 // Ranks that have stepped other parameters than these have another list, which is a Mismatch; one that
 // has none comes with an empty tensor, so that nobody waits for it.
-void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::string& error) const {
+void OptimizerShards::Gather(std::vector<Shards*> stepped, const std::string& error) {
   TensorCall call;
   std::map<std::pair<at::ScalarType, std::string>, SmallParameters> small;
   call.kind = core::OpKind::kAllGather;
   call.grouped = true;
-  if (!error.empty()) call.invalid = "the step of the optimizer has thrown: " + error;
-  if (stepped.empty() || !error.empty()) {
+  std::vector<std::size_t> common;  // numbers of parameters
+  if (!error.empty()) {
+    call.invalid = "the step of the optimizer has thrown: " + error;
+    stepped.clear();
+  }
+  for (const Shards* const shards : stepped) {
+    if (shards->place.memory) {
+      common.push_back(shards->number);
+      continue;
+    }
+    const at::Tensor whole = FlatLike(shards->parameter, shards->parameter);
+    if (whole.nbytes() < kSmallBytes) {
+      small[{whole.scalar_type(), whole.device().str()}].push_back({whole, shards->cuts});
+      continue;
+    }
+    call.group.push_back(
+        whole.narrow(0, shards->cuts[self()], shards->cuts[self() + 1] - shards->cuts[self()]));
+    call.into.push_back(whole);
+  }
+  for (const auto& [kind, parameters] : small) Pack(parameters, &call);
+  if (common_.on()) {
+    call.group.push_back(DigestOf(common));
+    call.into.push_back(at::empty({2 * set_.size()}, at::kLong));
+  } else if (stepped.empty()) {
     call.group.push_back(at::empty({0}));
     call.into.push_back(call.group.front());
-  } else {
-    for (const Shards* const shards : stepped) {
-      const at::Tensor whole = FlatLike(shards->parameter, shards->parameter);
-      if (whole.nbytes() < kSmallBytes) {
-        small[{whole.scalar_type(), whole.device().str()}].push_back({whole, shards->cuts});
-        continue;
-      }
-      call.group.push_back(
-          whole.narrow(0, shards->cuts[self()], shards->cuts[self() + 1] - shards->cuts[self()]));
-      call.into.push_back(whole);
-    }
-    for (const auto& [kind, parameters] : small) Pack(parameters, &call);
   }
   call.name = "#the shards of the " + what_;
   call.derived_name = true;
@@ -254,8 +352,15 @@ void OptimizerShards::Gather(const std::vector<Shards*>& stepped, const std::str
             "equal",
         core::Origin{gathered->joined(), "", ""}));
   }
-  std::size_t packed = into.size() - small.size();
+  if (common_.on() && !AllRowsAreEqual(into.back().view({set_.size(), 2}))) {
+    ThrowStatus(core::Status(
+        core::StatusCode::kMismatch,
+        "step() of a sharded optimizer: the ranks have gradients of different parameters, and "
+        "have different parameters now: broadcast_parameters() makes them equal"));
+  }
+  std::size_t packed = into.size() - small.size() - (common_.on() ? 1 : 0);
   for (const auto& [kind, parameters] : small) Unpack(parameters, into[packed++]);
+  common_.Renew();
   for (const Shards* const shards : stepped) NoteOverwritten(shards->parameter);
 }
 
@@ -311,7 +416,7 @@ void OptimizerShards::Save(Optimizer& optimizer, torch::serialize::OutputArchive
 void OptimizerShards::CutParameters(const Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) ShardsOf(parameter);
+    for (const at::Tensor& parameter : group.params()) Place(ShardsOf(parameter));
   }
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/engine/work.h"
+#include "frameworks/torch/gradients/common_parameters.h"
 #include "frameworks/torch/session/session_set.h"
 #include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/optimizer_options.h"
@@ -27,6 +28,8 @@ struct TensorCall;
 ShardBy ChooseShardBy(const torch::optim::Optimizer& optimizer);
 // The reason why the state of this optimizer cannot be sharded; empty if it can.
 std::string WhyNotSharded(const torch::optim::Optimizer& optimizer);
+// Throws what a step is on all ranks when one of them has joined.
+[[noreturn]] void ThrowJoined(int rank);
 
 // Returns the first element of each rank's shard of a parameter, and the end of the last one. A
 // shard begins at a multiple of 128 bytes: LibTorch's kernels take two vectors of up to 64 bytes at
@@ -40,12 +43,12 @@ std::vector<std::int64_t> CutShards(std::int64_t elements, std::int64_t element_
 class OptimizerShards {
  public:
   // `what`: "parameters of the optimizer #2"; the name of the gather has it. `by`: not Auto.
-  // `of_gradients`: of Shard::Gradients.
-  OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients);
+  // `of_gradients`: of Shard::Gradients. `common`: the option share_parameters.
+  OptimizerShards(SessionSet set, std::string what, ShardBy by, bool of_gradients, bool common);
 
   // Makes a step in which the optimizer has this rank's shards in the place of its parameters, and
-  // then gives all ranks the shards of all. The step of a rank that throws is an error on every
-  // rank. Collective.
+  // then gives all ranks the shards of all, or waits for them where parameters are common. The step of
+  // a rank that throws is an error on every rank. Collective.
   void Step(torch::optim::Optimizer& optimizer, const std::function<void()>& base_step);
 
   // Whether the optimizer's state is that of shards: a step has cut it, and none was loaded since.
@@ -81,6 +84,7 @@ class OptimizerShards {
     at::Tensor parameter;
     std::vector<std::int64_t> strides;  // as it was cut
     std::vector<std::int64_t> cuts;
+    CommonPlace place;
     at::Tensor mine;            // not defined: this rank has none of it
     bool has_gradient = false;  // an average was taken,
     at::Tensor gradient;        // and this is `mine` of it
@@ -89,9 +93,17 @@ class OptimizerShards {
 
   std::size_t self() const { return static_cast<std::size_t>(set_.members.index()); }
   Shards& ShardsOf(const at::Tensor& parameter);
+  // Lets `mine` be this rank's shard, wherever that lies now.
+  void Place(Shards& shards) const;
   void TakeState(torch::optim::Optimizer& optimizer, const Shards& shards) const;
-  Groups Cut(torch::optim::Optimizer& optimizer, std::vector<Shards*>* stepped);
-  void Gather(const std::vector<Shards*>& stepped, const std::string& error) const;
+  // Finds the shards of all parameters, once each, and of those that have a gradient.
+  void Find(const torch::optim::Optimizer& optimizer, std::vector<Shards*>* all,
+            std::vector<Shards*>* stepped);
+  Groups Cut(torch::optim::Optimizer& optimizer, const std::vector<Shards*>& all,
+             const std::vector<Shards*>& stepped);
+  // Ends what Cut has begun.
+  void Uncut(const std::vector<Shards*>& all, const std::vector<Shards*>& stepped) const;
+  void Gather(std::vector<Shards*> stepped, const std::string& error);
   // Flat parameters of one type and place, and where their shards begin.
   using SmallParameters = std::vector<std::pair<at::Tensor, std::vector<std::int64_t>>>;
   void Pack(const SmallParameters& parameters, TensorCall* call) const;
@@ -103,6 +115,7 @@ class OptimizerShards {
   const bool of_gradients_;
   std::unordered_map<const void*, Shards> shards_;  // by parameter
   std::vector<std::int64_t> elements_;              // by rank
+  CommonParameters common_;
   bool is_cut_ = false;
 };
 

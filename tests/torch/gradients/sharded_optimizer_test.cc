@@ -461,15 +461,19 @@ TEST(ShardedOptimizerTest, AParameterThatOneRankHasChangedIsAnErrorOnAll) {
 
 TEST(ShardedOptimizerTest, ARankWithoutAnyGradientDoesNotLetTheOthersWait) {
   RunTorchRanks(2, [](int rank) {
-    const torch::Tensor weight = Weight({90});
-    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
-    Backward(weight, rank, 0);
-    const auto scope = optimizer.skip_synchronize();
-    if (rank == 1) weight.mutable_grad().reset();
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
-                HasSubstr("do not fit"));
-    weight.mutable_grad().reset();
-    optimizer.step();  // nobody has one
+    for (const bool common : {true, false}) {
+      const torch::Tensor weight = Weight({90});
+      auto optimizer =
+          DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded().share_parameters(common));
+      Backward(weight, rank, 0);
+      const auto scope = optimizer.skip_synchronize();
+      if (rank == 1) weight.mutable_grad().reset();
+      EXPECT_THAT(ErrorOf(common ? ErrorCode::Mismatch : ErrorCode::InvalidArgument,
+                          [&] { optimizer.step(); }),
+                  HasSubstr(common ? "gradients of different parameters" : "do not fit"));
+      weight.mutable_grad().reset();
+      optimizer.step();  // nobody has one
+    }
   });
 }
 

@@ -345,6 +345,7 @@ def DistributedOptimizer(
     check_parameters_every: int = 0,
     compress_within_host: bool = False,
     shard: Optional[str] = None,
+    share_parameters: bool = True,
 ) -> Any:
     """Returns the optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank
     outside the set the optimizer does nothing more than the one that it is made of.
@@ -378,6 +379,8 @@ def DistributedOptimizer(
       element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused.
       ``consolidated_state_dict()`` is in the place of ``state_dict()``. With ``"gradients"`` each rank also keeps its shard
       of the averages alone, and ``.grad`` is None from then on. See docs/sharding.md.
+    - ``share_parameters``: the parameters of a sharded optimizer lie once for all ranks of the set in memory that these
+      share, if they are on one host and on the CPU; the program writes to them as ever. False: each rank has its copy.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
@@ -405,6 +408,7 @@ def DistributedOptimizer(
             check_every=check_parameters_every,
             shard=shard,
             by_element=by_element(optimizer, shard),
+            share_parameters=bool(share_parameters),
         )
 
     settings = agreed(settings_of_arguments, process_set)

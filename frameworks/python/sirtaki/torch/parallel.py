@@ -118,6 +118,7 @@ class DistributedDataParallel(torch.nn.Module):
             check_every=check_parameters_every,
             shard=None,
             by_element=False,
+            share_parameters=False,
         )
         self._reducer: Optional[_C.ModuleReducer] = None
         self._sirtaki_rebuild()

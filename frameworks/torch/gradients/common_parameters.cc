@@ -1,0 +1,201 @@
+#include "frameworks/torch/gradients/common_parameters.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "core/base/log.h"
+#include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/gradients/optimizer_shards.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/memory.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using ops::shm::CommonMemory;
+
+// A shard begins at a multiple of as many bytes, and two ranks write no cache line together.
+constexpr std::int64_t kAlignment = 128;
+
+// As much memory of parameters is given back to the system at a time.
+constexpr std::int64_t kReleasedBytes = std::int64_t{16} << 20;
+
+// Whether the parameter may get other memory: nothing else is in the one that it has.
+bool MayMove(const at::Tensor& parameter) {
+  return parameter.is_cpu() && parameter.layout() == at::kStrided && parameter.numel() > 0 &&
+         !parameter.is_inference() && !parameter.unsafeGetTensorImpl()->is_python_dispatch() &&
+         parameter.is_non_overlapping_and_dense() && parameter.storage().use_count() == 1;
+}
+
+at::Tensor TensorAt(const std::shared_ptr<CommonMemory>& memory, std::byte* begin,
+                    const at::Tensor& like) {
+  return at::from_blob(
+      begin, like.sizes(), like.strides(), [memory](void*) {}, like.options().requires_grad(false));
+}
+
+bool OnOneHost(const SessionSet& set) {
+  const std::vector<int>& host_of_rank = set.session->topology().host_of_rank;
+  const auto host = [&](int rank) { return host_of_rank[static_cast<std::size_t>(rank)]; };
+  const std::vector<int> ranks = set.ranks();
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int rank) { return host(rank) == host(ranks.front()); });
+}
+
+}  // namespace
+
+CommonParameters::CommonParameters(SessionSet set, const std::string& what, bool wanted)
+    : set_(std::move(set)),
+      name_("sirtaki/where the " + what + " lie"),
+      on_(wanted && set_.size() > 1 && OnOneHost(set_) &&
+          set_.session->session().config().shared_memory != core::SharedMemoryMode::kOff) {}
+
+void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
+                            const std::string& error) {
+  if (!on_) return;
+  Positions adopted;
+  Positions left;
+  Ask(candidates, error, &adopted, &left);
+  for (const std::size_t i : left) {
+    const auto& [parameter, place, begin, count] = candidates[i];
+    if (place->memory) parameter.set_data(parameter.detach().clone());
+    *place = {};
+  }
+  if (!adopted.empty()) Adopt(candidates, adopted);
+  bool any = false;
+  for (const CommonCandidate& candidate : candidates) {
+    candidate.place->seen = candidate.parameter.const_data_ptr();
+    any = any || candidate.place->memory;
+  }
+  on_ = any;
+  if (any) TakeWritten(candidates);
+}
+
+void CommonParameters::Ask(const std::vector<CommonCandidate>& candidates, const std::string& error,
+                           Positions* adopted, Positions* left) const {
+  std::vector<std::int64_t> moved;  // twice the position, and 1 where it may move
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    const auto& [parameter, place, begin, count] = candidates[i];
+    if (parameter.numel() == 0 || parameter.const_data_ptr() == place->seen) continue;
+    moved.push_back(static_cast<std::int64_t>(2 * i) + (MayMove(parameter) ? 1 : 0));
+  }
+  TensorCall call;
+  call.kind = core::OpKind::kAllGather;
+  call.tensor = at::tensor(moved, at::kLong);
+  call.name = name_;
+  call.process_set = set_.process_set;
+  call.will_wait = true;
+  if (!error.empty()) call.invalid = "the step of the optimizer has thrown: " + error;
+  const auto gathered = PendingTensor::Start(std::move(call), set_.session);
+  const at::Tensor of_all = gathered->Synchronize();
+  if (gathered->joined() >= 0) ThrowJoined(gathered->joined());
+  std::map<std::size_t, int> may_move;  // on how many ranks
+  for (std::int64_t i = 0; i < of_all.numel(); ++i) {
+    const std::int64_t told = of_all.const_data_ptr<std::int64_t>()[i];
+    may_move[static_cast<std::size_t>(told / 2)] += static_cast<int>(told % 2);
+  }
+  for (const auto& [position, ranks] : may_move) {
+    (ranks == set_.size() ? adopted : left)->push_back(position);
+  }
+}
+
+void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
+                             const Positions& adopted) {
+  std::vector<std::int64_t> begins;
+  std::int64_t bytes = 0;
+  for (const std::size_t i : adopted) {
+    begins.push_back(bytes);
+    bytes += (static_cast<std::int64_t>(candidates[i].parameter.nbytes()) + kAlignment - 1) /
+             kAlignment * kAlignment;
+  }
+  const std::shared_ptr<CommonMemory> memory = MakeMemory(bytes);
+  std::int64_t freed = 0;
+  for (std::size_t a = 0; a < adopted.size(); ++a) {
+    const auto& [parameter, place, shard_begin, shard_count] = candidates[adopted[a]];
+    *place = {};
+    if (!memory) continue;
+    place->memory = memory;
+    place->begin = begins[a];
+    place->own = TensorAt(memory, memory->own() + begins[a], parameter);
+    place->common = TensorAt(memory, memory->common() + begins[a], parameter);
+    // Each rank brings its own shard, as when parameters are gathered.
+    const auto size = static_cast<std::int64_t>(parameter.element_size());
+    std::memcpy(memory->common() + begins[a] + shard_begin * size,
+                static_cast<const std::byte*>(parameter.const_data_ptr()) + shard_begin * size,
+                static_cast<std::size_t>(shard_count * size));
+    parameter.set_data(place->own);
+    // The pool would keep it for some time, and at no time are all parameters to be there twice.
+    freed += static_cast<std::int64_t>(parameter.nbytes());
+    if (freed < kReleasedBytes && a + 1 < adopted.size()) continue;
+    release_memory();
+    freed = 0;
+  }
+}
+
+// The first rank makes it, and tells the others where; null on all ranks if one of them cannot see it.
+std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
+  std::shared_ptr<CommonMemory> memory;
+  CommonMemory::Name name;
+  core::Status status;
+  const bool first = set_.rank() == set_.first();
+  if (first) {
+    status = CommonMemory::Create(bytes, &memory);
+    if (status.ok()) name = memory->name();
+  }
+  const at::Tensor told =
+      AllGatherBlocking(at::tensor({name.process, name.descriptor, name.token, bytes}, at::kLong),
+                        name_ + "/name", set_);
+  const auto* const numbers = told.const_data_ptr<std::int64_t>();
+  name = {numbers[0], numbers[1], numbers[2]};
+  if (!first && name.descriptor < 0) {
+    status = {core::StatusCode::kUnsupported, "the first rank could not make it"};
+  } else if (!first) {
+    status = CommonMemory::Open(name, numbers[3], &memory);
+  }
+  const at::Tensor seen =
+      AllGatherBlocking(at::tensor({memory ? 1 : 0}, at::kLong), name_ + "/seen", set_);
+  if (seen.sum().item<std::int64_t>() == set_.size()) return memory;
+  if (!status.ok()) {
+    SIRTAKI_LOG(kInfo,
+                "each rank has its own copy of the parameters, as the ranks cannot share "
+                "memory for them: "
+                    << status.message());
+  }
+  return nullptr;
+}
+
+void CommonParameters::TakeWritten(const std::vector<CommonCandidate>& candidates) {
+  written_.clear();
+  for (const auto& [parameter, place, shard_begin, shard_count] : candidates) {
+    if (!place->memory) continue;
+    auto found = std::find_if(written_.begin(), written_.end(),
+                              [&](const Written& of) { return of.memory == place->memory; });
+    if (found == written_.end()) {
+      found = written_.insert(written_.end(), {place->memory, {}});
+      ThrowIfError(place->memory->FindWritten(&found->ranges));
+    }
+    const auto size = static_cast<std::int64_t>(parameter.element_size());
+    const std::int64_t begin = place->begin + shard_begin * size;
+    const std::int64_t end = begin + shard_count * size;
+    auto range = std::partition_point(found->ranges.begin(), found->ranges.end(),
+                                      [&](const auto& of) { return of.end <= begin; });
+    for (; range != found->ranges.end() && range->begin < end; ++range) {
+      const std::int64_t from = std::max(begin, range->begin);
+      const std::int64_t to = std::min(end, range->end);
+      std::memcpy(place->memory->common() + from, place->memory->own() + from,
+                  static_cast<std::size_t>(to - from));
+    }
+  }
+}
+
+void CommonParameters::Renew() {
+  for (const Written& of : written_) of.memory->LetGo(of.ranges);
+  written_.clear();
+}
+
+}  // namespace sirtaki::detail

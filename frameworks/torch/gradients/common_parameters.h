@@ -1,0 +1,74 @@
+// Parameters that the ranks of a host have once, in place of once each: those of a sharded
+// optimizer, whose steps write each element on one rank alone. Between steps a rank may write to
+// its parameters as ever. What it writes is its own; the next step takes it over where it lies in
+// this rank's shard, and lets go of the rest, as the gather of separate parameters does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/session/session_set.h"
+#include "ops/shm/common_memory.h"
+
+namespace sirtaki::detail {
+
+// Where a parameter lies that is common.
+struct CommonPlace {
+  std::shared_ptr<ops::shm::CommonMemory> memory;  // null: each rank has its own copy
+  std::int64_t begin = 0;                          // in the memory
+  at::Tensor own;              // the memory that the parameter has between steps,
+  at::Tensor common;           // and that of the step
+  const void* seen = nullptr;  // where the parameter lay when the ranks last met
+};
+
+// One parameter as CommonParameters takes it.
+struct CommonCandidate {
+  at::Tensor parameter;
+  CommonPlace* place = nullptr;
+  std::int64_t shard_begin = 0;  // this rank's, in elements
+  std::int64_t shard_count = 0;
+};
+
+// Used by the thread that uses the optimizer.
+class CommonParameters {
+ public:
+  // `wanted`: the option share_parameters.
+  CommonParameters(SessionSet set, const std::string& what, bool wanted);
+
+  // Waits for all ranks, whose reads of their parameters are over then, and puts what is to be common
+  // where all have it; what this rank has written in its shards goes there as well. The candidates are
+  // those of all ranks, in the same order. `error`: why this rank makes no step; all ranks throw it.
+  // Collective.
+  void Meet(const std::vector<CommonCandidate>& candidates, const std::string& error);
+  // Whether some parameters are common, or may be after Meet. The same on all ranks.
+  bool on() const { return on_; }
+  // Lets this rank see what all have written in the step. To be called when all ranks have.
+  void Renew();
+
+ private:
+  using Positions = std::vector<std::size_t>;  // in the candidates
+
+  // Asks the ranks which candidates have got another place since they last met. `*adopted` lie on all
+  // ranks where they can be taken from; of `*left` that is not so.
+  void Ask(const std::vector<CommonCandidate>& candidates, const std::string& error,
+           Positions* adopted, Positions* left) const;
+  // Makes these common, or none of them where the ranks cannot see each other's memory.
+  void Adopt(const std::vector<CommonCandidate>& candidates, const Positions& adopted);
+  std::shared_ptr<ops::shm::CommonMemory> MakeMemory(std::int64_t bytes);
+  void TakeWritten(const std::vector<CommonCandidate>& candidates);
+
+  const SessionSet set_;
+  const std::string name_;  // of its calls
+  bool on_;                 // the same on all ranks
+  struct Written {
+    std::shared_ptr<ops::shm::CommonMemory> memory;
+    std::vector<ops::shm::CommonMemory::Range> ranges;
+  };
+  std::vector<Written> written_;  // since the last step
+};
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,139 @@
+#include "ops/shm/common_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <string>
+#include <utility>
+
+namespace sirtaki::ops::shm {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+// What the table says of a page (Documentation/admin-guide/mm/pagemap.rst of Linux): it is there or
+// swapped out, and it is a file's or shared.
+constexpr std::uint64_t kSomewhere = (std::uint64_t{1} << 63) | (std::uint64_t{1} << 62);
+constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
+
+}  // namespace
+
+Status CommonMemory::Create(std::int64_t bytes, std::shared_ptr<CommonMemory>* memory) {
+  std::shared_ptr<Region> region;
+  Status status = Region::Create("sirtaki parameters", kHead + bytes, &region);
+  if (!status.ok()) return status;
+  std::random_device random;
+  Name name;
+  name.process = getpid();
+  name.descriptor = region->descriptor();
+  name.token = static_cast<std::int64_t>((std::uint64_t{random()} << 32) | random() | 1U);
+  std::memcpy(region->base(), &name.token, sizeof(name.token));
+  std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
+  status = made->MapOwn();
+  if (status.ok()) *memory = std::move(made);
+  return status;
+}
+
+Status CommonMemory::Open(const Name& name, std::int64_t bytes,
+                          std::shared_ptr<CommonMemory>* memory) {
+  const std::int64_t size = (kHead + bytes + PageSize() - 1) / PageSize() * PageSize();
+  std::shared_ptr<Region> region;
+  Status status = Region::Open(static_cast<pid_t>(name.process), static_cast<int>(name.descriptor),
+                               size, &region);
+  if (!status.ok()) return status;
+  if (std::memcmp(region->base(), &name.token, sizeof(name.token)) != 0) {
+    return {StatusCode::kUnsupported, "it is not the memory of a rank of this job"};
+  }
+  std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
+  status = made->MapOwn();
+  if (status.ok()) *memory = std::move(made);
+  return status;
+}
+
+Status CommonMemory::MapOwn() {
+  const std::string path =
+      "/proc/" + std::to_string(name_.process) + "/fd/" + std::to_string(name_.descriptor);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return RefusedBySystem("cannot open " + path);
+  void* const own = mmap(nullptr, static_cast<std::size_t>(region_->size()), PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_NORESERVE, file, 0);
+  const Status mapped =
+      own == MAP_FAILED
+          ? RefusedBySystem("cannot map " + std::to_string(region_->size()) + " bytes")
+          : Status::Ok();
+  close(file);
+  if (!mapped.ok()) return mapped;
+  own_ = static_cast<std::byte*>(own);
+  pages_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (pages_ < 0) return RefusedBySystem("cannot open /proc/self/pagemap");
+  // A system that does not say which pages are copies, or says it wrongly, is found out here.
+  volatile auto* const first = reinterpret_cast<volatile std::int64_t*>(own_);
+  std::vector<Range> written;
+  static_cast<void>(*first);
+  Status status = FindWritten(&written);
+  bool right = status.ok() && written.empty();
+  *first = *first;
+  if (status.ok()) status = FindWritten(&written);
+  right = right && status.ok() && written.size() == 1 && written.front().begin == 0;
+  LetGo(written);
+  if (status.ok()) status = FindWritten(&written);
+  right = right && status.ok() && written.empty();
+  if (status.ok() && !right) {
+    status = {StatusCode::kUnsupported, "the system does not tell which pages were written"};
+  }
+  return status;
+}
+
+CommonMemory::~CommonMemory() {
+  if (own_ != nullptr) munmap(own_, static_cast<std::size_t>(region_->size()));
+  if (pages_ >= 0) close(pages_);
+}
+
+Status CommonMemory::FindWritten(std::vector<Range>* written) const {
+  written->clear();
+  const std::int64_t page = PageSize();
+  const std::int64_t pages = region_->size() / page;
+  const std::int64_t first =
+      static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(own_)) / page;
+  constexpr std::int64_t kAtOnce = 16384;
+  std::vector<std::uint64_t> table(static_cast<std::size_t>(std::min(pages, kAtOnce)));
+  for (std::int64_t p = 0; p < pages;) {
+    const auto wanted =
+        static_cast<std::size_t>(std::min(pages - p, kAtOnce)) * sizeof(std::uint64_t);
+    const ssize_t read =
+        pread(pages_, table.data(), wanted,
+              static_cast<off_t>((first + p) * static_cast<std::int64_t>(sizeof(std::uint64_t))));
+    const std::int64_t found = read / static_cast<std::int64_t>(sizeof(std::uint64_t));
+    if (found <= 0) return RefusedBySystem("cannot read /proc/self/pagemap");
+    for (std::int64_t i = 0; i < found; ++i) {
+      const std::uint64_t entry = table[static_cast<std::size_t>(i)];
+      if ((entry & kSomewhere) == 0 || (entry & kOfFile) != 0) continue;
+      const std::int64_t begin = std::max<std::int64_t>((p + i) * page - kHead, 0);
+      const std::int64_t end = (p + i + 1) * page - kHead;
+      if (!written->empty() && written->back().end == begin) {
+        written->back().end = end;
+      } else {
+        written->push_back({begin, end});
+      }
+    }
+    p += found;
+  }
+  return Status::Ok();
+}
+
+void CommonMemory::LetGo(const std::vector<Range>& written) {
+  const std::int64_t page = PageSize();
+  for (const Range& range : written) {
+    const std::int64_t begin = (range.begin + kHead) / page * page;
+    static_cast<void>(
+        madvise(own_ + begin, static_cast<std::size_t>(range.end + kHead - begin), MADV_DONTNEED));
+  }
+}
+
+}  // namespace sirtaki::ops::shm
