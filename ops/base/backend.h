@@ -7,7 +7,7 @@
 // work:
 //   small  never blocks: an operation is submitted and finished by polling its Completion, under
 //          the engine's token
-//   large  may block inside the call, on the lane's own thread
+//   large  ends inside the call, which blocks on the lane's own thread
 #pragma once
 
 #include <cstdint>

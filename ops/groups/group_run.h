@@ -61,7 +61,7 @@ class GroupRun {
   // was called.
   virtual bool Next() = 0;
 
-  // `start` gives an operation of the backend; on a lane that blocks it returns when that is done.
+  // `start` gives an operation of the backend.
   template <typename Start>
   void Begin(const Start& start) {
     if (trace_.on()) trace_.Move(backend_.name());

@@ -5,7 +5,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/protocol/message.h"
@@ -146,7 +145,6 @@ void HostLanes::Impl::RunLargeLane() {
   while (std::optional<HostTask> next = NextLarge()) {
     Status status;
     std::shared_ptr<GroupRun> run;
-    bool is_over = true;
     if (next->change != nullptr) {
       const SetChange& change = *next->change;
       status =
@@ -154,24 +152,21 @@ void HostLanes::Impl::RunLargeLane() {
     } else {
       run = GroupRun::Make(
           {next->group, *staging, LargeCutting(*next->group), stop(), options.observer});
-      // Each step blocks until its operation is over; of one that does not, the core is left to others.
-      while (!(is_over = run->Advance() == Progress::kOver) && !stopped()) {
-        std::this_thread::yield();
-      }
+      run->Advance();
+      status = run->status();
     }
     const bool told = CallOut([&] {
       {
         core::MutexLock lock(mutex);
         large_runs = false;  // on_progress must find the lanes idle if they are
       }
-      // A run that has failed is kept, as in EndSmall. One that a stop has left under way has no
-      // failure of its own.
-      if (run != nullptr && (!is_over || !run->status().ok())) {
+      // A run that has failed is kept, as in EndSmall.
+      if (run != nullptr && !status.ok()) {
         KeepForever(run);
         KeepForever(std::exchange(staging, std::make_shared<Staging>(backend.memory())));
       }
       // After a stop its handles are complete already.
-      if (!stopped()) Conclude(*next, run != nullptr ? run->status() : status);
+      if (!stopped()) Conclude(*next, status);
       if (options.on_progress) options.on_progress();
       // What they refer to is the program's: it goes before the lane may have been left.
       run.reset();

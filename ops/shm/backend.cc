@@ -78,7 +78,7 @@ class Backend::Operation : public Completion {
       turn_.Pass();
     }
     // One that moves nothing may be through before those that came first.
-    if (!turn_.IsOldest() || queue_->channel().IsVoid()) return false;
+    if (!turn_.IsOldest()) return false;
     turn_.Finish();
     status_ = steps_.status();
     return done_ = true;
@@ -130,20 +130,13 @@ Backend::Lanes Backend::MakeLanes(core::SetNumber set, const core::RankRanges& m
   for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
     ChannelOptions options;
     options.set = set;
-    options.lane = lane == fusion::Lane::kSmall ? 0 : 1;
-    options.polled = IsPolled(lane);
-    options.direct = lane == fusion::Lane::kLarge;
+    options.lane = lane;
     options.verify = options_.verify;
     options.chunk_bytes = options_.chunk_bytes;
-    lanes.of_lane[options.lane] = std::make_shared<Queue>(
+    lanes.Of(lane) = std::make_shared<Queue>(
         std::make_unique<SharedChannel>(group_, blocks_, indices, options, stop_));
   }
   return lanes;
-}
-
-core::TimePoint Backend::ChangeDeadline() const {
-  return options_.large_lane_blocks ? core::TimePoint::max()
-                                    : core::Clock::now() + options_.change_timeout;
 }
 
 Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
@@ -154,7 +147,7 @@ Status Backend::AddSet(core::SetNumber set, const core::RankRanges& members) {
   const Lanes lanes = MakeLanes(set, members);
   // Once all members have come, nobody looks for the set's blocks any more.
   for (const std::shared_ptr<Queue>& queue : lanes.of_lane) {
-    status = queue->channel().Block(queue->channel().Turn(0), options_.spin, ChangeDeadline());
+    status = queue->channel().Block(queue->channel().Turn(0), options_.spin);
     if (!status.ok()) return status;
   }
   core::MutexLock lock(mutex_);
@@ -173,24 +166,22 @@ Status Backend::RemoveSet(core::SetNumber set) {
   }
   // A member that has come here has finished its operations and reads nothing of the others' any
   // more.
-  const core::TimePoint deadline = ChangeDeadline();
-  SharedChannel& channel = lanes.of_lane[1]->channel();
+  SharedChannel& channel = lanes.Of(fusion::Lane::kLarge)->channel();
   const Turn turn(channel);
   const Frame frame = channel.Reserve(1);
-  Status status = channel.Block(turn.Comes(), options_.spin, deadline);
-  if (status.ok()) status = channel.Block(turn.Room(frame), options_.spin, deadline);
+  Status status = channel.Block(turn.Comes(), options_.spin);
+  if (status.ok()) status = channel.Block(turn.Room(frame), options_.spin);
   if (!status.ok()) return status;
   channel.Publish(frame);
-  status = channel.Block(turn.Arrival(frame), options_.spin, deadline);
+  status = channel.Block(turn.Arrival(frame), options_.spin);
   if (status.ok()) blocks_.Remove(set);
   return status;
 }
 
-std::shared_ptr<Backend::Queue> Backend::Find(Channel channel) const {
+std::shared_ptr<Backend::Queue> Backend::Find(Channel channel) {
   core::MutexLock lock(mutex_);
   const auto found = sets_.find(channel.set);
-  if (found == sets_.end()) return nullptr;
-  return found->second.of_lane[channel.lane == fusion::Lane::kSmall ? 0 : 1];
+  return found == sets_.end() ? nullptr : found->second.Of(channel.lane);
 }
 
 template <typename Make>
@@ -203,7 +194,7 @@ std::unique_ptr<Completion> Backend::Run(Channel channel, Make make) {
                    "this rank is not in process set " + std::to_string(channel.set));
   }
   auto operation = std::make_unique<Operation>(std::move(queue), std::move(make));
-  if (IsPolled(channel.lane)) {
+  if (channel.lane == fusion::Lane::kSmall) {
     operation->Begin();
   } else {
     operation->RunThrough(options_.spin);

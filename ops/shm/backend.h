@@ -10,7 +10,6 @@
 // yet when it does. What lies in the pool stays mapped as long as the process lives.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,17 +27,12 @@
 namespace sirtaki::ops::shm {
 
 struct BackendOptions {
-  // The large lane blocks inside the call. False: it is polled, too.
-  bool large_lane_blocks = true;
   // Short waits spin; false: they yield, since ranks outnumber cores.
   bool spin = true;
   bool verify = false;                               // see ChannelOptions
   std::int64_t chunk_bytes = std::int64_t{1} << 20;  // of what is staged at a time
   // The members' engines sleep on the bells of the group.
   bool rings = true;
-  // How long a set that comes or goes waits for its members where the large lane does not block:
-  // whoever waits is the one who would hear of a fault.
-  core::Duration change_timeout = std::chrono::seconds(10);
 };
 
 class Backend final : public ops::Backend {
@@ -72,7 +66,9 @@ class Backend final : public ops::Backend {
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
   core::MemorySource& memory() override { return group_.memory(); }
-  bool Rings(Channel channel) const override { return options_.rings && IsPolled(channel.lane); }
+  bool Rings(Channel channel) const override {
+    return options_.rings && channel.lane == fusion::Lane::kSmall;
+  }
 
   // Messages are the medium's, not this backend's: kUnsupported.
   std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
@@ -87,16 +83,13 @@ class Backend final : public ops::Backend {
   class Queue;
   struct Lanes {
     std::shared_ptr<Queue> of_lane[kLanes];
+    std::shared_ptr<Queue>& Of(fusion::Lane lane) { return of_lane[static_cast<int>(lane)]; }
   };
 
-  core::TimePoint ChangeDeadline() const;
-  bool IsPolled(fusion::Lane lane) const {
-    return lane == fusion::Lane::kSmall || !options_.large_lane_blocks;
-  }
   // Precondition: the set's block is made.
   Lanes MakeLanes(core::SetNumber set, const core::RankRanges& members);
-  std::shared_ptr<Queue> Find(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
-  // Runs what `make(turn)` returns, or begins it where operations are polled.
+  std::shared_ptr<Queue> Find(Channel channel) SIRTAKI_EXCLUDES(mutex_);
+  // Runs what `make(turn)` returns; on the small lane, begins it.
   template <typename Make>
   std::unique_ptr<Completion> Run(Channel channel, Make make);
   std::unique_ptr<Completion> ReduceOne(Channel channel, const Segment& segment, core::DType dtype,
@@ -107,7 +100,7 @@ class Backend final : public ops::Backend {
   const std::shared_ptr<StopSign> stop_ = std::make_shared<StopSign>();
   Blocks blocks_;
   core::Status made_;  // of the world's block
-  mutable core::Mutex mutex_;
+  core::Mutex mutex_;
   std::map<core::SetNumber, Lanes> sets_ SIRTAKI_GUARDED_BY(mutex_);
 };
 

@@ -94,7 +94,7 @@ void SharedChannel::Publish(const Frame& frame) {
     std::memcpy(Mine(frame) + frame.bytes, &digest, sizeof(digest));
   }
   peers_[static_cast<std::size_t>(self_)].progress->written.Store(Count(frame.end));
-  if (!options_.polled) return;
+  if (!polled()) return;
   for (int member = 0; member < size(); ++member) Ring(member);
 }
 
@@ -118,7 +118,7 @@ void SharedChannel::Release(const Frame& frame) {
   const std::int64_t before = released_;
   released_ = frame.end;
   peers_[static_cast<std::size_t>(self_)].progress->read.Store(Count(frame.end));
-  if (!options_.polled) return;
+  if (!polled()) return;
   // A writer that waits for room has written half a ring more than was read: a frame and what is
   // left of the ring before it are at most a quarter each.
   const std::uint32_t crowded = Count(before + ring_bytes_ / 2);
@@ -167,7 +167,7 @@ Status SharedChannel::AwaitFault() {
   return stop_->why();
 }
 
-Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadline) {
+Status SharedChannel::Block(const Wait& wait, bool spin) {
   const core::TimePoint start = core::Clock::now();
   core::TimePoint check = start + kCheckPeers;
   while (true) {
@@ -198,10 +198,6 @@ Status SharedChannel::Block(const Wait& wait, bool spin, core::TimePoint deadlin
       --sleeps_at_once_;
     } else if (!spin && now > start + kLongYield) {
       sleeps_at_once_ = kSleepsAtOnce;
-    }
-    if (now >= deadline) {
-      return {core::StatusCode::kPeerLost,
-              "a rank of this host did not take part in time in a change of process sets"};
     }
     if (now >= check) {
       // What a peer wrote before it ended counts.

@@ -14,6 +14,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "fusion/planner.h"
 #include "ops/base/stop_sign.h"
 #include "ops/shm/blocks.h"
 #include "ops/shm/local_group.h"
@@ -44,9 +45,7 @@ struct Frame {
 
 struct ChannelOptions {
   core::SetNumber set = core::kWorldSet;
-  int lane = 0;
-  bool polled = true;   // rings the members' bells when it makes progress
-  bool direct = false;  // operations may read and write the members' tensors where they lie
+  fusion::Lane lane = fusion::Lane::kSmall;
   bool verify = false;  // each frame carries its digest; nothing is read where it lies
   std::int64_t chunk_bytes = 0;
 };
@@ -60,8 +59,8 @@ class SharedChannel {
 
   int size() const { return static_cast<int>(peers_.size()); }
   int self() const { return self_; }
-  bool polled() const { return options_.polled; }
-  bool direct() const { return options_.direct && !options_.verify && size() > 1; }
+  // Operations may read and write the members' tensors where they lie.
+  bool direct() const { return !polled() && !options_.verify && size() > 1; }
   // The most that a frame holds; four of them fit.
   std::int64_t frame_bytes() const { return frame_bytes_; }
   const StopSign& stop() const { return *stop_; }
@@ -104,9 +103,8 @@ class SharedChannel {
   // Whether a member has given up while this one was at its tensors, so that what came of it is
   // worth nothing. Its fault is on its way, or its end is noticed.
   bool IsVoid() const;
-  // Blocks until it is over. Errors: why the backend was stopped; kPeerLost, also at `deadline`.
-  core::Status Block(const Wait& wait, bool spin,
-                     core::TimePoint deadline = core::TimePoint::max());
+  // Blocks until it is over. Errors: why the backend was stopped; kPeerLost.
+  core::Status Block(const Wait& wait, bool spin);
   // Blocks until the fault is there; why the backend was stopped, or kPeerLost.
   core::Status AwaitFault();
 
@@ -118,6 +116,8 @@ class SharedChannel {
     std::byte* ring = nullptr;
   };
 
+  // What is polled rings the members' bells when it makes progress.
+  bool polled() const { return options_.lane == fusion::Lane::kSmall; }
   static std::uint32_t Count(std::int64_t position) {
     return static_cast<std::uint32_t>(position / kUnit);
   }

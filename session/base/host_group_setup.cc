@@ -115,8 +115,6 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     shm.verify = options.config.verify_transfers;
     shm.chunk_bytes = options.config.chunk_bytes;
     shm.rings = shm_transport_ != nullptr;
-    // The first sets are made while others may still be starting.
-    shm.change_timeout = std::max(options.config.peer_timeout, options.config.start_timeout);
     shm_backend_ = std::make_unique<ops::shm::Backend>(*group_, shm);
   }
   // The hierarchy's stage is shared memory that carries no digests.

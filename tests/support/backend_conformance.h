@@ -108,7 +108,8 @@ class BackendConformance {
   ops::Backend& On(ops::Channel channel) { return *backend_.Select(channel).backend; }
   ops::AllReducer& ReducerOf(ops::Channel channel) { return *backend_.Select(channel).all_reducer; }
 
-  void Finish(std::unique_ptr<ops::Completion> operation);
+  // On the large lane the operation has ended inside its call.
+  void Finish(std::unique_ptr<ops::Completion> operation, fusion::Lane lane = fusion::Lane::kSmall);
   static void ExpectOk(const core::Status& status);
 
   ops::Backends& backend_;

@@ -23,7 +23,8 @@ void BackendConformance::BroadcastsFromEveryRoot() {
       for (int root = 0; root < size_; ++root) {
         std::vector<std::uint8_t> data = Bytes(rank_, bytes);
         Finish(On(World(lane))
-                   .Broadcast(World(lane), data.data(), static_cast<std::int64_t>(bytes), root));
+                   .Broadcast(World(lane), data.data(), static_cast<std::int64_t>(bytes), root),
+               lane);
         EXPECT_TRUE(data == Bytes(root, bytes)) << bytes << " bytes from root " << root;
       }
     }
@@ -36,9 +37,9 @@ void BackendConformance::GathersEqualParts() {
          {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{4097}}) {
       const std::vector<std::uint8_t> mine = Bytes(rank_, bytes);
       std::vector<std::uint8_t> all(bytes * static_cast<std::size_t>(size_));
-      Finish(
-          On(World(lane))
-              .AllGather(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)));
+      Finish(On(World(lane))
+                 .AllGather(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)),
+             lane);
       EXPECT_TRUE(all == Concatenation(std::vector<std::int64_t>(static_cast<std::size_t>(size_),
                                                                  static_cast<std::int64_t>(bytes))))
           << bytes << " bytes each";
@@ -61,7 +62,7 @@ void BackendConformance::GathersUnequalParts() {
       const std::vector<std::uint8_t> mine = Bytes(rank_, own);
       const std::vector<std::uint8_t> expected = Concatenation(bytes);
       std::vector<std::uint8_t> all(expected.size());
-      Finish(On(World(lane)).AllGatherV(World(lane), mine.data(), all.data(), bytes));
+      Finish(On(World(lane)).AllGatherV(World(lane), mine.data(), all.data(), bytes), lane);
       EXPECT_TRUE(all == expected) << "shape " << shape;
     }
   }
@@ -134,7 +135,7 @@ void BackendConformance::ExchangeOnce(ops::Channel channel, const std::vector<in
       incoming.push_back({static_cast<int>(slice.from), taken.back().second.data(), bytes});
     }
   }
-  Finish(On(channel).Exchange(channel, outgoing, incoming));
+  Finish(On(channel).Exchange(channel, outgoing, incoming), channel.lane);
   for (const auto& [slice, bytes] : taken) {
     EXPECT_TRUE(bytes == slice->bytes)
         << bytes.size() << " bytes from member " << slice->from << " to member " << slice->to;
@@ -269,8 +270,9 @@ std::vector<std::uint8_t> BackendConformance::Concatenation(
   return all;
 }
 
-void BackendConformance::Finish(std::unique_ptr<ops::Completion> operation) {
+void BackendConformance::Finish(std::unique_ptr<ops::Completion> operation, fusion::Lane lane) {
   ASSERT_NE(operation, nullptr);
+  EXPECT_TRUE(lane != fusion::Lane::kLarge || operation->Poll()) << "it ends inside its call";
   const core::TimePoint limit = core::Clock::now() + traits_.patience;
   while (!operation->Poll()) {
     ASSERT_LT(core::Clock::now(), limit) << "an operation of rank " << rank_ << " does not end";

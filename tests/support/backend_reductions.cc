@@ -78,7 +78,8 @@ void BackendConformance::Reduce(fusion::Lane lane, DType dtype, ReduceOp op, std
     data[static_cast<std::size_t>(i)] = Value<T>(dtype, rank_, i);
   }
   Finish(root < 0 ? ReducerOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op)
-                  : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root));
+                  : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root),
+         lane);
   if (root >= 0 && root != rank_) return;
   std::int64_t wrong = 0;
   for (std::int64_t i = 0; i < count; ++i) {

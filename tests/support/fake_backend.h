@@ -85,14 +85,10 @@ class FakeBackend : public ops::Backend {
     fail_from_ = operation;
     why_ = std::move(why);
   }
-  // The operations of a lane stay under way from now on.
+  // The operations of the small lane stay under way from now on.
   void HoldSmall() {
     core::MutexLock lock(mutex_);
     hold_small_ = true;
-  }
-  void HoldLarge() {
-    core::MutexLock lock(mutex_);
-    hold_large_ = true;
   }
   // Until now.
   void LetSmallGo() {
@@ -124,7 +120,7 @@ class FakeBackend : public ops::Backend {
       while (blocked_) changed_.Wait(mutex_);
       inside_ = false;
     }
-    if (channel.lane == fusion::Lane::kSmall ? hold_small_ : hold_large_) {
+    if (channel.lane == fusion::Lane::kSmall && hold_small_) {
       held_.push_back(operation->done);
     } else {
       operation->done->store(true);
@@ -142,7 +138,6 @@ class FakeBackend : public ops::Backend {
   int fail_from_ SIRTAKI_GUARDED_BY(mutex_) = std::numeric_limits<int>::max();
   core::Status why_ SIRTAKI_GUARDED_BY(mutex_);
   bool hold_small_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool hold_large_ SIRTAKI_GUARDED_BY(mutex_) = false;
   std::vector<std::shared_ptr<std::atomic<bool>>> held_ SIRTAKI_GUARDED_BY(mutex_);
   bool blocked_ SIRTAKI_GUARDED_BY(mutex_) = false;
   bool abort_frees_ SIRTAKI_GUARDED_BY(mutex_) = false;

@@ -239,19 +239,15 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
   EXPECT_FALSE(watched.expired());
 }
 
-// An operation of the large lane may be polled. The medium still writes to its memory when the lanes
-// are abandoned, so the memory stays.
-TEST(HostLanesFailureTest, WhatIsUnderWayOnTheLargeLaneKeepsItsMemory) {
+// The medium may still write to the memory of an operation that has failed, so the memory stays.
+TEST(HostLanesFailureTest, WhatHasFailedOnTheLargeLaneKeepsItsMemory) {
   auto bench = std::make_unique<Bench>();
-  const std::shared_ptr<FakeBackend> backend = bench->backend;
-  backend->HoldLarge();
+  bench->backend->FailFrom(0, kWhy);
   auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
   const std::weak_ptr<std::vector<float>> watched = memory;
   const core::HandlePtr handle = bench->StartLargeOf(std::move(memory));
-  Bench::WaitFor([&] { return backend->operations() == 1; });
-
-  bench->lanes->Abandon(kWhy);
-  EXPECT_EQ(handle->status(), kWhy);
+  Bench::WaitFor([&] { return handle->done(); });
+  EXPECT_EQ(handle->status().code(), kWhy.code());
   bench.reset();
   EXPECT_FALSE(watched.expired());
 }

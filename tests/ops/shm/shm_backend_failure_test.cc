@@ -12,6 +12,7 @@
 
 #include "ops/shm/backend.h"
 #include "ops/shm/blocks.h"
+#include "ops/shm/operations.h"
 #include "tests/support/shm_ranks.h"
 
 namespace sirtaki::ops::shm {
@@ -57,23 +58,34 @@ TEST(ShmBackendFailureTest, AbortEndsWhatBlocksAndWhatIsPolledAndWhatComes) {
 
 // Who has given up may change its tensors, which the others read where they lie.
 TEST(ShmBackendFailureTest, NothingEndsWellWithTheTensorsOfWhoHasGivenUp) {
-  const BackendOptions polled{.large_lane_blocks = false, .spin = false};
   const Status why(StatusCode::kAborted, "rank 1 has given up");
   ShmRanks ranks(2);
-  Backend backend(ranks.group(0), polled);
-  Backend peer(ranks.group(1), polled);
+  Backend backend(ranks.group(0), {.spin = false});
   std::vector<float> mine(1000, 1);
+  Status seen;
+  std::thread reducing([&] {
+    seen = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum)->status();
+  });
+  // Rank 1 goes step by step, and gives up in the middle.
+  Blocks blocks(ranks.group(1));
+  EXPECT_TRUE(blocks.Make(core::kWorldSet).ok());
+  SharedChannel channel(ranks.group(1), blocks, {0, 1}, {.lane = fusion::Lane::kLarge},
+                        std::make_shared<StopSign>());
   std::vector<float> theirs(1000, 2);
-  const auto sum = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum);
-  // Has all that it needs, does its part, and waits for the other.
-  const auto lost = peer.AllReduce(kLarge, theirs.data(), 1000, DType::kF32, ReduceOp::kSum);
-  peer.Abort(why);
-  theirs.assign(1000, -7);
-  EXPECT_FALSE(sum->Poll());
-  EXPECT_FALSE(sum->Poll());
+  Turn turn(channel);
+  Steps steps = ReduceSegments(turn, {{theirs.data(), theirs.data(), 1000}}, {});
+  Wait last;
+  for (steps.Resume(); !steps.done(); steps.Resume()) {
+    last = steps.wait();
+    EXPECT_TRUE(channel.Block(last, /*spin=*/false).ok());
+    ranks.group(1).GiveUp();
+  }
+  // The operation is through on both sides: all have read what the last frame brings.
+  last.what = Wait::For::kRoom;
+  EXPECT_TRUE(channel.Block(last, /*spin=*/false).ok());
   backend.Abort(why);
-  ASSERT_TRUE(sum->Poll());
-  EXPECT_EQ(sum->status(), why);
+  reducing.join();
+  EXPECT_EQ(seen, why);
 }
 
 TEST(ShmBackendFailureTest, AbortEndsAWaitForMembersOfASet) {

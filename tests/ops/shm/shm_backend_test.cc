@@ -17,13 +17,12 @@ using tests::RankThreads;
 using tests::Seen;
 using tests::ShmRanks;
 
-class ShmConformanceTest : public ::testing::TestWithParam<std::tuple<int, Seen, bool>> {};
+class ShmConformanceTest : public ::testing::TestWithParam<std::tuple<int, Seen>> {};
 
-void ExpectConformance(int size, Seen seen, bool blocks, bool verify = false) {
+void ExpectConformance(int size, Seen seen, bool verify = false) {
   ShmRanks ranks(size, seen);
   InprocWorld messages(size);
   BackendOptions options;
-  options.large_lane_blocks = blocks;
   options.spin = false;
   options.verify = verify;
   RankThreads::Run(size, [&](int rank) {
@@ -39,29 +38,27 @@ void ExpectConformance(int size, Seen seen, bool blocks, bool verify = false) {
 }
 
 TEST_P(ShmConformanceTest, Conforms) {
-  const auto [size, seen, blocks] = GetParam();
-  ExpectConformance(size, seen, blocks);
+  const auto [size, seen] = GetParam();
+  ExpectConformance(size, seen);
 }
 
 TEST(ShmVerifiedTest, Conforms) {
-  ExpectConformance(3, Seen::kAll, /*blocks=*/true, /*verify=*/true);
-  ExpectConformance(2, Seen::kNothing, /*blocks=*/false, /*verify=*/true);
+  ExpectConformance(3, Seen::kAll, /*verify=*/true);
+  ExpectConformance(2, Seen::kNothing, /*verify=*/true);
 }
 
-std::string NameOf(const ::testing::TestParamInfo<std::tuple<int, Seen, bool>>& made) {
+std::string NameOf(const ::testing::TestParamInfo<std::tuple<int, Seen>>& made) {
   return std::to_string(std::get<0>(made.param)) + "Seeing" +
-         std::string(tests::SeenName(std::get<1>(made.param))) +
-         (std::get<2>(made.param) ? "Blocking" : "Polled");
+         std::string(tests::SeenName(std::get<1>(made.param)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Few, ShmConformanceTest,
-                         ::testing::ValuesIn(tests::SampleOf<std::tuple<int, Seen, bool>>(
+                         ::testing::ValuesIn(tests::SampleOf<std::tuple<int, Seen>>(
                              ::testing::Combine(::testing::Values(1, 2, 3, 4),
-                                                ::testing::Values(Seen::kAll, Seen::kNothing),
-                                                ::testing::Bool()))),
+                                                ::testing::Values(Seen::kAll, Seen::kNothing)))),
                          NameOf);
-INSTANTIATE_TEST_SUITE_P(More, ShmConformanceTest,
-                         ::testing::Values(std::tuple(7, Seen::kAll, true)), NameOf);
+INSTANTIATE_TEST_SUITE_P(More, ShmConformanceTest, ::testing::Values(std::tuple(7, Seen::kAll)),
+                         NameOf);
 
 }  // namespace
 }  // namespace sirtaki::ops::shm
