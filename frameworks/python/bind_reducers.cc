@@ -79,16 +79,20 @@ void BindReducers(py::module_& module) {
       .def(py::init<const py::list&, ReducerSettings>())
       .def("step", &PythonOptimizer::Step)
       .def("shards", &PythonOptimizer::Shards)
-      .def("gradient_shards", &PythonOptimizer::gradient_shards)
+      .def("gradient_shards",
+           [](PythonOptimizer& self) { return self.reducer().gradient_shards(); })
       .def("synchronize", &PythonOptimizer::Synchronize)
       .def("before_zero_grad", &PythonOptimizer::BeforeZeroGrad)
-      .def("is_reducing", &PythonOptimizer::IsReducing, WithoutGil())
+      .def(
+          "is_reducing", [](PythonOptimizer& self) { return self.reducer().is_reducing(); },
+          WithoutGil())
       .def("clip_grad_norm", &PythonOptimizer::ClipGradNorm)
-      .def("skip_step", &PythonOptimizer::skip_step)
-      .def("no_sync", [](PythonOptimizer& self) { return PythonScope(self.NoSync()); })
+      .def("skip_step", [](PythonOptimizer& self) { self.reducer().SkipStep(); })
+      .def("no_sync", [](PythonOptimizer& self) { return PythonScope(self.reducer().NoSync()); })
       .def("skip_synchronize",
-           [](PythonOptimizer& self) { return PythonScope(self.SkipSynchronize()); })
-      .def("has_local_gradients", &PythonOptimizer::has_local_gradients);
+           [](PythonOptimizer& self) { return PythonScope(self.reducer().SkipSynchronize()); })
+      .def("has_local_gradients",
+           [](PythonOptimizer& self) { return self.reducer().has_local_gradients(); });
 
   py::class_<ModuleReducer>(module, "ModuleReducer")
       .def(py::init<ReducerSettings>())

@@ -115,7 +115,7 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
   const auto base = [&](LossClosure wrapped) {
     const py::gil_scoped_acquire acquire;
     py::object shards = py::none();
-    if (has_sharded_state()) shards = sirtaki::python::ToPython(reducer_->shards());
+    if (reducer_->has_sharded_state()) shards = sirtaki::python::ToPython(reducer_->shards());
     result = base_step(ToPython(std::move(wrapped), &kind), shards);
     return at::Tensor();
   };
@@ -128,7 +128,7 @@ py::object PythonOptimizer::Step(const py::list& param_groups, const py::object&
 }
 
 py::object PythonOptimizer::Shards(const py::list& param_groups) {
-  if (!is_sharded()) return py::none();
+  if (!reducer_->is_sharded()) return py::none();
   Follow(param_groups);
   reducer_->CutParameters(*this);
   return sirtaki::python::ToPython(reducer_->shards());
@@ -156,10 +156,6 @@ double PythonOptimizer::ClipGradNorm(const py::list& param_groups, double max_no
 
 at::Tensor PythonOptimizer::step(LossClosure /*closure*/) {
   throw std::logic_error("a Python optimizer makes its steps in Python");
-}
-
-void PythonOptimizer::save_shards(torch::serialize::OutputArchive& /*archive*/) {
-  throw std::logic_error("the state of a Python optimizer is Python's");
 }
 
 ModuleReducer::ModuleReducer(ReducerSettings settings) {

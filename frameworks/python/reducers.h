@@ -6,7 +6,6 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,7 @@ struct ReducerSettings {
 // A Python optimizer as the library sees it: parameters in groups, and how they are synchronized.
 // Its steps are Python's. Used by the thread that uses the optimizer, with the interpreter's lock,
 // which the calls let go while they wait; `param_groups` is the optimizer's.
-class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientSynchronizer {
+class PythonOptimizer : public torch::optim::Optimizer, public detail::ReducerOwner {
  public:
   // Collective.
   PythonOptimizer(const pybind11::list& param_groups, ReducerSettings settings);
@@ -40,26 +39,11 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::GradientS
   pybind11::object Shards(const pybind11::list& param_groups);
   void Synchronize(const pybind11::list& param_groups);
   void BeforeZeroGrad(const pybind11::list& param_groups);
-  bool IsReducing() const { return reducer_->is_reducing(); }
   // Waits, then clips all gradients together; see clip_grad_norm_.
   double ClipGradNorm(const pybind11::list& param_groups, double max_norm, double norm_type,
                       bool error_if_nonfinite);
-  detail::Scope NoSync() { return reducer_->NoSync(); }
-  detail::Scope SkipSynchronize() { return reducer_->SkipSynchronize(); }
-
+  detail::GradientReducer& reducer() override { return *reducer_; }
   at::Tensor step(LossClosure closure) override;  // throws: steps are Python's
-  void synchronize() override { reducer_->Synchronize(*this); }
-  void skip_step() override { reducer_->SkipStep(); }
-  std::shared_ptr<detail::SessionState> session() const override { return reducer_->session(); }
-  ProcessSet process_set() const override { return reducer_->process_set(); }
-  bool has_local_gradients() const override { return reducer_->has_local_gradients(); }
-  bool is_sharded() const override { return reducer_->is_sharded(); }
-  bool has_sharded_state() const override { return reducer_->has_sharded_state(); }
-  void set_sharded_state(bool sharded) override { reducer_->set_sharded_state(sharded); }
-  std::optional<std::vector<at::Tensor>> gradient_shards() const override {
-    return reducer_->gradient_shards();
-  }
-  void save_shards(torch::serialize::OutputArchive& archive) override;  // throws: state is Python's
 
  private:
   // Takes over parameters that came or went since the last time; cheap if none has.

@@ -5,8 +5,6 @@
 #include <torch/optim/optimizer.h>
 #include <torch/ordered_dict.h>
 
-#include <memory>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -118,7 +116,7 @@ namespace sirtaki {
 // With one rank nothing is reduced and step() is Base's. The rules above are checked all the same,
 // so that a mistake shows before the second rank does; with Average::Step there is nothing to check.
 template <class Base>
-class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
+class DistributedOptimizer : public Base, public detail::ReducerOwner {
   static_assert(std::is_base_of_v<torch::optim::Optimizer, Base>,
                 "DistributedOptimizer wraps a torch::optim::Optimizer");
 
@@ -151,7 +149,7 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   // Waits until all gradients are averaged; does nothing after a backward() that has averaged them.
   // The following step() takes them as they then are. A backward() in between adds to them (on every
   // rank, or on none) and has them averaged again. Collective.
-  void synchronize() override { reducer_.Synchronize(*this); }
+  void synchronize() { reducer_.Synchronize(*this); }
 
   // Calls Base's zero_grad(), but throws InvalidArgument if gradients are being reduced.
   void zero_grad(bool set_to_none = true) {
@@ -177,20 +175,7 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   // Begins a new step after one that the program leaves out. It is needed if synchronize() was
   // called for that step and zero_grad() of this optimizer will not be: the following backward()
   // then belong to a new step.
-  void skip_step() override { reducer_.SkipStep(); }
-
-  std::shared_ptr<detail::SessionState> session() const override { return reducer_.session(); }
-  ProcessSet process_set() const override { return reducer_.process_set(); }
-  bool has_local_gradients() const override { return reducer_.has_local_gradients(); }
-  bool is_sharded() const override { return reducer_.is_sharded(); }
-  std::optional<std::vector<at::Tensor>> gradient_shards() const override {
-    return reducer_.gradient_shards();
-  }
-  bool has_sharded_state() const override { return reducer_.has_sharded_state(); }
-  void set_sharded_state(bool sharded) override { reducer_.set_sharded_state(sharded); }
-  void save_shards(torch::serialize::OutputArchive& archive) override {
-    reducer_.SaveShards(*this, archive);
-  }
+  void skip_step() { reducer_.SkipStep(); }
 
   // Throws InvalidArgument if this rank has the state of its shards only.
   void save(torch::serialize::OutputArchive& archive) const override {
@@ -199,10 +184,12 @@ class DistributedOptimizer : public Base, public detail::GradientSynchronizer {
   }
   // Loads state of whole parameters. LibTorch adds it to what is there; of shards nothing stays.
   void load(torch::serialize::InputArchive& archive) override {
-    if (has_sharded_state()) this->state().clear();
-    set_sharded_state(false);
+    if (reducer_.has_sharded_state()) this->state().clear();
+    reducer_.set_sharded_state(false);
     Base::load(archive);
   }
+
+  detail::GradientReducer& reducer() override { return reducer_; }
 
  private:
   DistributedOptimizer(Base&& base, detail::GradientReducer&& reducer)

@@ -331,11 +331,11 @@ std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
     before->options.push_back(group.options().clone());
   }
   before->state.swap(optimizer.state());
-  auto* const synchronizer = dynamic_cast<GradientSynchronizer*>(&optimizer);
+  GradientReducer* const reducer = ReducerOf(optimizer);
   const bool sharded = ShardedOf(optimizer) != nullptr;
-  return [&optimizer, before, synchronizer, sharded] {
+  return [&optimizer, before, reducer, sharded] {
     before->state.swap(optimizer.state());
-    if (synchronizer != nullptr) synchronizer->set_sharded_state(sharded);
+    if (reducer != nullptr) reducer->set_sharded_state(sharded);
     for (std::size_t g = 0; g < before->options.size(); ++g) {
       optimizer.param_groups()[g].set_options(std::move(before->options[g]));
     }

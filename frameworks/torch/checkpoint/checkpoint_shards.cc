@@ -37,9 +37,9 @@ bool IsOfOtherSave(const std::string& name, const std::string& path, const std::
 
 }  // namespace
 
-GradientSynchronizer* ShardedOf(torch::optim::Optimizer& optimizer) {
-  auto* const synchronizer = dynamic_cast<GradientSynchronizer*>(&optimizer);
-  return synchronizer != nullptr && synchronizer->has_sharded_state() ? synchronizer : nullptr;
+GradientReducer* ShardedOf(torch::optim::Optimizer& optimizer) {
+  GradientReducer* const reducer = ReducerOf(optimizer);
+  return reducer != nullptr && reducer->has_sharded_state() ? reducer : nullptr;
 }
 
 bool HasShards(const CheckpointParts& parts) {
@@ -68,11 +68,12 @@ void ShardFiles::Write(int rank, const CheckpointParts& parts) const {
   archive.write("save", c10::IValue(save_));
   OutputArchive all(archive.compilation_unit());
   for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {
-    GradientSynchronizer* const sharded = ShardedOf(*parts.optimizers[i].part);
+    torch::optim::Optimizer& optimizer = *parts.optimizers[i].part;
+    GradientReducer* const sharded = ShardedOf(optimizer);
     // Other sets have the same parameters in shards of their own.
     if (sharded == nullptr || sharded->process_set().ranks().front() != 0) continue;
     OutputArchive one(archive.compilation_unit());
-    sharded->save_shards(one);
+    sharded->SaveShards(optimizer, one);
     all.write(std::to_string(i), one);
   }
   archive.write("optimizers", all);

@@ -11,7 +11,7 @@
 namespace sirtaki::detail {
 
 // Returns the optimizer if it has sharded state, which is the same on all ranks, else null.
-GradientSynchronizer* ShardedOf(torch::optim::Optimizer& optimizer);
+GradientReducer* ShardedOf(torch::optim::Optimizer& optimizer);
 bool HasShards(const CheckpointParts& parts);
 
 // Makes a number for a save that no other save has.

@@ -66,12 +66,12 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
     ThrowInvalid("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
   }
   if (std::isnan(norm_type)) ThrowInvalid("norm_type is not a number");
-  auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer);
-  if (synchronizer != nullptr) synchronizer->synchronize();
+  detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
+  if (reducer != nullptr) reducer->Synchronize(optimizer);
 
   const at::NoGradGuard no_grad;
   std::optional<std::vector<at::Tensor>> shards;
-  if (synchronizer != nullptr) shards = synchronizer->gradient_shards();
+  if (reducer != nullptr) shards = reducer->gradient_shards();
   const bool of_shards = shards.has_value();
   if (of_shards && !(norm_type > 0)) {
     ThrowInvalid("norm_type is " + std::to_string(norm_type) +
@@ -82,20 +82,19 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   const at::Tensor total =
       gradients.empty() ? at::full({}, 0.0, at::kDouble) : NormOf(gradients, norm_type);
   double norm = total.item<double>();
-  if (synchronizer != nullptr && !synchronizer->has_local_gradients()) {
+  if (reducer != nullptr && !reducer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
     // joined give no row.
-    const detail::SessionScope scope(synchronizer->session());
-    const at::Tensor norms =
-        allgather(at::full({1}, norm, at::kDouble), AllgatherOptions()
-                                                        .name("sirtaki/clip_grad_norm_")
-                                                        .process_set(synchronizer->process_set()));
+    const detail::SessionScope scope(reducer->session());
+    const at::Tensor norms = allgather(
+        at::full({1}, norm, at::kDouble),
+        AllgatherOptions().name("sirtaki/clip_grad_norm_").process_set(reducer->process_set()));
     norm = of_shards ? at::linalg_vector_norm(norms, norm_type).item<double>()
                      : norms.const_data_ptr<double>()[0];
   }
   // It has waited for a GPU, where what was averaged may have failed since.
-  if (synchronizer != nullptr && total.is_cuda()) {
-    detail::ThrowIfError(synchronizer->session()->Check());
+  if (reducer != nullptr && total.is_cuda()) {
+    detail::ThrowIfError(reducer->session()->Check());
   }
   if (error_if_nonfinite && !std::isfinite(norm)) {
     ThrowInvalid("the norm of the gradients is not finite");

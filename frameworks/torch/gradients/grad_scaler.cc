@@ -46,10 +46,10 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
 }  // namespace
 
 struct GradScaler::State {
-  ProcessSet SetFor(const torch::optim::Optimizer& optimizer) const {
+  ProcessSet SetFor(torch::optim::Optimizer& optimizer) const {
     if (options.process_set().membership()) return options.process_set();
-    const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
-    return synchronizer != nullptr ? synchronizer->process_set() : ProcessSet();
+    const detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
+    return reducer != nullptr ? reducer->process_set() : ProcessSet();
   }
 
   // Scales that differ would make gradients that differ, without a word.
@@ -110,9 +110,7 @@ at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const ProcessSet set = state_->SetFor(optimizer);
   state_->AgreeOnSettings(set);
-  if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
-    synchronizer->synchronize();
-  }
+  if (auto* const reducer = detail::ReducerOf(optimizer)) reducer->Synchronize(optimizer);
   if (!state_->options.enabled()) return;
   if (state_->met.count(&optimizer) != 0) {
     ThrowInvalidScale("unscale_() was already called for this optimizer since the last update()");
@@ -148,8 +146,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   met.stepped = true;
   if (finite) {
     optimizer.step();
-  } else if (auto* const synchronizer = dynamic_cast<detail::GradientSynchronizer*>(&optimizer)) {
-    synchronizer->skip_step();
+  } else if (auto* const reducer = detail::ReducerOf(optimizer)) {
+    reducer->SkipStep();
   }
   return finite;
 }

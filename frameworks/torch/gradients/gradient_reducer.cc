@@ -336,7 +336,12 @@ Scope GradientReducer::Impl::SkipSynchronize() {
 
 // ---- the border to the header ----
 
-GradientSynchronizer::~GradientSynchronizer() = default;
+ReducerOwner::~ReducerOwner() = default;
+
+GradientReducer* ReducerOf(torch::optim::Optimizer& optimizer) {
+  auto* const owner = dynamic_cast<ReducerOwner*>(&optimizer);
+  return owner != nullptr ? &owner->reducer() : nullptr;
+}
 
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,

@@ -47,9 +47,9 @@ GradientLists GradientsOf(torch::optim::Optimizer& optimizer) {
       lists[gradient.device()][gradient.scalar_type()].push_back(std::move(gradient));
     }
   }
-  const auto* const synchronizer = dynamic_cast<const GradientSynchronizer*>(&optimizer);
-  if (synchronizer == nullptr) return lists;
-  if (std::optional<Tensors> shards = synchronizer->gradient_shards()) {
+  const GradientReducer* const reducer = ReducerOf(optimizer);
+  if (reducer == nullptr) return lists;
+  if (std::optional<Tensors> shards = reducer->gradient_shards()) {
     for (at::Tensor& shard : *shards) {
       lists[shard.device()][shard.scalar_type()].push_back(std::move(shard));
     }

@@ -63,9 +63,9 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank
   detail::ThrowIfError(set.session->Check());
   detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
 
-  const auto* const synchronizer = dynamic_cast<const detail::GradientSynchronizer*>(&optimizer);
-  const bool is_sharded = synchronizer != nullptr && synchronizer->has_sharded_state();
-  const bool may_be_sharded = synchronizer != nullptr && synchronizer->is_sharded();
+  const detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
+  const bool is_sharded = reducer != nullptr && reducer->has_sharded_state();
+  const bool may_be_sharded = reducer != nullptr && reducer->is_sharded();
   std::optional<torch::serialize::OutputArchive> saved;
   const auto save = [&](const detail::WriteBytes& write) {
     if (!saved) {

@@ -263,11 +263,11 @@ TEST(GradientShardsTest, GradientsAreGivenBackWhileBackwardGoesOn) {
           x.sum().backward();
           for (const auto& weight : weights) EXPECT_FALSE(weight.grad().defined());
           std::int64_t elements = 0;
-          const std::vector<torch::Tensor> shards = *optimizer.gradient_shards();
+          const std::vector<torch::Tensor> shards = *optimizer.reducer().gradient_shards();
           for (const torch::Tensor& shard : shards) elements += shard.numel();
           EXPECT_EQ(elements, 6 * (rank == 0 ? 128 : 172));
           optimizer.step();
-          EXPECT_TRUE(optimizer.gradient_shards()->empty());
+          EXPECT_TRUE(optimizer.reducer().gradient_shards()->empty());
         }
         // Buckets are there from the second step on.
         EXPECT_GE(given_back, 3);
@@ -292,7 +292,7 @@ TEST(GradientShardsTest, AnAverageThatNoStepHasUsedIsNotAddedTo) {
     // A step that was left out.
     Loss(weight, rank, 3).backward();
     optimizer.skip_step();
-    EXPECT_TRUE(optimizer.gradient_shards()->empty());
+    EXPECT_TRUE(optimizer.reducer().gradient_shards()->empty());
     Loss(weight, rank, 4).backward();
     optimizer.step();
   });

@@ -25,37 +25,6 @@ namespace detail {
 
 class SessionState;
 
-// The part of a DistributedOptimizer's interface that is the same whatever its Base.
-class SIRTAKI_API GradientSynchronizer {
- public:
-  virtual ~GradientSynchronizer();
-  // Waits until all gradients are averaged. The following step() takes them as they then are.
-  virtual void synchronize() = 0;
-  // Says that no step() will use the averaged gradients.
-  virtual void skip_step() = 0;
-  // The session in which it was made, and the set of ranks over which it averages.
-  virtual std::shared_ptr<SessionState> session() const = 0;
-  virtual ProcessSet process_set() const = 0;
-  // True if gradients stay this rank's own: what steps change is combined instead.
-  virtual bool has_local_gradients() const = 0;
-  // True if steps cut the optimizer's state into shards.
-  virtual bool is_sharded() const = 0;
-  // This rank's shards of the averaged gradients, with Shard::Gradients on several ranks; `.grad` has
-  // none of them then. No value: `.grad` has the gradients.
-  virtual std::optional<std::vector<at::Tensor>> gradient_shards() const = 0;
-  // True if this rank has the optimizer's state for its shards of the parameters only. Whoever
-  // replaces the state says so.
-  virtual bool has_sharded_state() const = 0;
-  virtual void set_sharded_state(bool sharded) = 0;
-  // Saves that. Precondition: has_sharded_state().
-  virtual void save_shards(torch::serialize::OutputArchive& archive) = 0;
-
- protected:
-  GradientSynchronizer() = default;
-  GradientSynchronizer(GradientSynchronizer&&) noexcept = default;
-  GradientSynchronizer& operator=(GradientSynchronizer&&) noexcept = default;
-};
-
 // A part of a parameter, from element `begin` on in the order in which they lie in memory: a flat view
 // of it, or the parameter itself if that is all of it.
 struct ShardOfParameter {
@@ -111,7 +80,9 @@ class SIRTAKI_API GradientReducer {
   // combined after it, or with this rank's shards. Throws if the session is gone.
   at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
+  // Says that no step will use the averaged gradients.
   void SkipStep();
+  // Waits until all gradients are averaged. The following step takes them as they then are.
   void Synchronize(const torch::optim::Optimizer& optimizer);
   // Throws while gradients are being reduced; otherwise looks for parameters that are new. Ends what
   // a backward() that has thrown has left.
@@ -125,15 +96,22 @@ class SIRTAKI_API GradientReducer {
   // A module calls it within a backward(): gradients are averaged at the end of this backward()
   // alone. Otherwise they are at the end of each that makes some, the inner ones too.
   void BeginBackward();
+  // The session in which it was made, and the set of ranks over which it averages.
   std::shared_ptr<SessionState> session() const;
   ProcessSet process_set() const;
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
+  // True if gradients stay this rank's own: what steps change is combined instead.
   bool has_local_gradients() const;
-  bool is_sharded() const;
+  bool is_sharded() const;  // steps cut the optimizer's state into shards
+  // This rank's shards of the averaged gradients, with Shard::Gradients on several ranks; `.grad` has
+  // none of them then. No value: `.grad` has the gradients.
   std::optional<std::vector<at::Tensor>> gradient_shards() const;
+  // True if this rank has the optimizer's state for its shards of the parameters only. Whoever
+  // replaces the state says so.
   bool has_sharded_state() const;
   void set_sharded_state(bool sharded);
   void CheckStateIsWhole() const;
+  // Precondition: has_sharded_state().
   void SaveShards(torch::optim::Optimizer& optimizer, torch::serialize::OutputArchive& archive);
   // Cuts the parameters as the next step would, without their state. Precondition: is_sharded().
   void CutParameters(const torch::optim::Optimizer& optimizer);
@@ -146,6 +124,21 @@ class SIRTAKI_API GradientReducer {
   Impl& impl() const;  // throws if moved from
   std::shared_ptr<Impl> impl_;
 };
+
+// What a DistributedOptimizer is, whatever its Base.
+class SIRTAKI_API ReducerOwner {
+ public:
+  virtual ~ReducerOwner();
+  virtual GradientReducer& reducer() = 0;
+
+ protected:
+  ReducerOwner() = default;
+  ReducerOwner(ReducerOwner&&) noexcept = default;
+  ReducerOwner& operator=(ReducerOwner&&) noexcept = default;
+};
+
+// The reducer of a DistributedOptimizer; null for another optimizer.
+SIRTAKI_API GradientReducer* ReducerOf(torch::optim::Optimizer& optimizer);
 
 }  // namespace detail
 
