@@ -117,7 +117,8 @@ bool Fits(const Group& group, std::int64_t bytes, std::int64_t limit) {
 
 class Planning {
  public:
-  Planning(const core::RunBatch& batch, const Rules& rules) : batch_(batch), rules_(rules) {}
+  Planning(const core::RunBatch& batch, bool deterministic)
+      : batch_(batch), deterministic_(deterministic) {}
 
   std::vector<Group> Finish() {
     for (std::size_t i = 0; i < batch_.items.size(); ++i) {
@@ -125,7 +126,7 @@ class Planning {
       if (item.absent_everywhere) continue;
       // What shares the groups of a bucket must not depend on what else was ready.
       std::optional<OpenGroups> of_bucket;
-      OpenGroups* open = rules_.deterministic ? nullptr : &open_;
+      OpenGroups* open = deterministic_ ? nullptr : &open_;
       if (item.key.form == core::Key::Form::kBucket) open = &of_bucket.emplace();
       if (item.signature->parts.empty()) Add({i, 0}, open);
       for (std::size_t part = 0; part < item.signature->parts.size(); ++part) {
@@ -151,9 +152,7 @@ class Planning {
       const GroupClass which = ClassOf(signature, batch_.items[place.item].silent);
       if (const std::optional<std::size_t> found = open->Find(which)) {
         Group& group = groups_[*found];
-        const bool joins =
-            counted ? static_cast<std::int64_t>(group.places.size()) < rules_.gather_count
-                    : Fits(group, bytes, limit);
+        const bool joins = counted ? group.places.size() < kGatherCount : Fits(group, bytes, limit);
         if (joins) {
           group.bytes += bytes;
           group.places.push_back(place);
@@ -167,7 +166,7 @@ class Planning {
   }
 
   const core::RunBatch& batch_;
-  const Rules& rules_;
+  const bool deterministic_;
   OpenGroups open_;
   std::vector<Group> groups_;
 };
@@ -179,8 +178,8 @@ const core::Signature& SignatureAt(const core::RunBatch& batch, Place place) {
   return signature.parts.empty() ? signature : *signature.parts[place.part];
 }
 
-std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules) {
-  return Planning(batch, rules).Finish();
+std::vector<Group> Plan(const core::RunBatch& batch, bool deterministic) {
+  return Planning(batch, deterministic).Finish();
 }
 
 }  // namespace sirtaki::fusion

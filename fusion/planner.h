@@ -1,6 +1,5 @@
-// Agreed tensors -> groups that are moved together. Pure: the same batch and rules give the same
-// plan on every rank, whatever a rank contributes (sizes that may differ by rank are never looked
-// at).
+// Agreed tensors -> groups that are moved together. Pure: the same batch gives the same plan on
+// every rank, whatever a rank contributes (sizes that may differ by rank are never looked at).
 #pragma once
 
 #include <cstddef>
@@ -13,13 +12,8 @@ namespace sirtaki::fusion {
 
 enum class Lane : std::uint8_t { kSmall, kLarge };
 
-// What does not change, beside the limits of a batch.
-struct Rules {
-  // One group of a kind whose first dimension may differ by rank has at most so many tensors.
-  std::int64_t gather_count = 64;
-  // What is in no bucket goes alone: its group must not depend on what else was ready.
-  bool deterministic = false;
-};
+// One group of a kind whose first dimension may differ by rank has at most so many tensors.
+inline constexpr std::size_t kGatherCount = 64;
 
 // A place in a batch: an item, and which of its parts, if it has any.
 struct Place {
@@ -41,7 +35,8 @@ struct Group {
 // Tensors share a group if kind, reduction, dtype, wire type, device, root, factors and silent
 // ranks are equal; a bucket shares its groups with nothing else. Order within the batch is otherwise
 // free: groups come in the order of their first tensor. What no rank has is in no group: there is
-// nothing to move.
-std::vector<Group> Plan(const core::RunBatch& batch, const Rules& rules);
+// nothing to move. `deterministic`: what is in no bucket goes alone, since its group must not depend
+// on what else was ready.
+std::vector<Group> Plan(const core::RunBatch& batch, bool deterministic);
 
 }  // namespace sirtaki::fusion

@@ -62,7 +62,7 @@ Lanes::~Lanes() = default;
 void Lanes::Start(core::RunBatch batch, core::TimePoint now) {
   const HostLanesOptions& options = options_.host;
   std::vector<std::shared_ptr<GroupTask>> groups =
-      MakeGroups(std::move(batch), options.rules, options.rank, now);
+      MakeGroups(std::move(batch), options.deterministic, options.rank, now);
   std::vector<std::shared_ptr<GroupTask>> on_devices;
   for (std::shared_ptr<GroupTask>& group : groups) {
     if (group->is_on_device()) on_devices.push_back(std::move(group));

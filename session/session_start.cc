@@ -213,7 +213,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   TakeNcclOptions(config_, options.environment, &all_lanes);
   ops::HostLanesOptions& lanes = all_lanes.host;
   lanes.rank = topology_.rank;
-  lanes.rules.deterministic = config_.deterministic;
+  lanes.deterministic = config_.deterministic;
   lanes.on_failure = [&parts](const Status& why, const std::string& tensor) {
     parts.engine->PostFailure(why, tensor);
   };

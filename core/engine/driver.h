@@ -108,7 +108,7 @@ class BasicDriver {
 
   // ---- by the token's holder ----
   bool MakeRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);
-  TimePoint NextWake(TimePoint now) const SIRTAKI_REQUIRES(token_);
+  TimePoint NextWake(TimePoint now, const Rounds::Plan& plan) const SIRTAKI_REQUIRES(token_);
 
   // ---- the background thread ----
   void StartThread();
@@ -142,7 +142,6 @@ class BasicDriver {
   void StopDriving(const void* driver);
   void Park(TimePoint limit);
   void Relax(bool spin) const;
-  TimePoint NextWake(TimePoint now, const Rounds::Plan& plan) const SIRTAKI_REQUIRES(token_);
   TimePoint Now() const { return options_.now(); }
 
   const DriverOptions options_;

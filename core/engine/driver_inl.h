@@ -217,11 +217,6 @@ typename BasicDriver<Sync>::Nap BasicDriver<Sync>::NapBeforeSleep(std::uint64_t 
 }
 
 template <typename Sync>
-TimePoint BasicDriver<Sync>::NextWake(TimePoint now) const {
-  return NextWake(now, rounds_.NextRound(now));
-}
-
-template <typename Sync>
 TimePoint BasicDriver<Sync>::NextWake(TimePoint now, const Rounds::Plan& plan) const {
   TimePoint wake = std::min(now + driving::kLongestSleep, plan.wake);
   if (plan.polls) wake = std::min(wake, cooling_.NextPoll(now, plan.outstanding));

@@ -116,7 +116,7 @@ bool Engine::Outstanding() const {
 
 TimePoint Engine::NextWake(TimePoint now) const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   MutexLock lock(token_);
-  return driver_.NextWake(now);
+  return driver_.NextWake(now, NextRound(now));
 }
 
 Rounds::Plan Engine::NextRound(TimePoint now) const {

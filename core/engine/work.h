@@ -51,14 +51,12 @@ class HandleState {
   const Status& status() const { return status_; }
   // The status, or kTimedOut while the handle is not done: what a wait gives that has ended.
   Status AfterWait() const;
-  // True if no rank had this tensor (every rank reported it absent): the result is meaningless.
-  bool absent_everywhere() const { return absent_everywhere_.load(std::memory_order_relaxed); }
-  // Before Complete, by the completer. Of two completers the one that comes too late may still call
-  // it.
+  // No rank had this tensor: every rank reported it absent. Before Complete, by the completer. Of two
+  // completers the one that comes too late may still call it.
   void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
   // joined() is a member that had joined, and so took part with zeros or nothing; -1: none had. It is
-  // set when absent_everywhere() is.
+  // set when the absence is.
   void SetJoined(int rank) { joined_.store(rank, std::memory_order_relaxed); }
   int joined() const { return joined_.load(std::memory_order_relaxed); }
 
@@ -70,9 +68,10 @@ class HandleState {
   // The parts of a grouped call that no rank has. By the completer, before Complete; read where the
   // status is ok.
   void SetAbsentParts(std::vector<bool> absent) { absent_parts_ = std::move(absent); }
-  // Whether no rank had this part. Precondition: done().
+  // Whether no rank had this part, or the tensor that is all: the result is meaningless then.
+  // Precondition: done().
   bool PartIsAbsent(std::size_t part) const {
-    return absent_everywhere() ||
+    return absent_everywhere_.load(std::memory_order_relaxed) ||
            (status_.ok() && part < absent_parts_.size() && absent_parts_[part]);
   }
 

@@ -33,7 +33,6 @@ class IdTable {
   AgreedId LeastRecentlyRun() const;  // by the seat's order of use; precondition: live() > 0
 
   std::size_t live() const { return order_.size(); }
-  std::size_t known() const { return rows_.size(); }
   std::vector<AgreedId> LiveIds() const;  // ascending
 
  private:

@@ -52,9 +52,9 @@ void AddItem(core::RunItem& of, std::size_t part, bool is_first, GroupTask* grou
 
 }  // namespace
 
-std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, const fusion::Rules& rules,
+std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, bool deterministic,
                                                    int rank, core::TimePoint now) {
-  const std::vector<fusion::Group> plan = fusion::Plan(batch, rules);
+  const std::vector<fusion::Group> plan = fusion::Plan(batch, deterministic);
   std::vector<std::shared_ptr<GroupTask>> groups;
   groups.reserve(plan.size());
   for (const fusion::Group& planned : plan) {

@@ -60,7 +60,7 @@ struct GroupTask {
 using GroupTaskPtr = std::shared_ptr<const GroupTask>;
 
 // The groups of a batch, in the order of its plan. What no rank has is completed.
-std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, const fusion::Rules& rules,
+std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, bool deterministic,
                                                    int rank, core::TimePoint now);
 
 }  // namespace sirtaki::ops

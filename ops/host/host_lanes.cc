@@ -43,7 +43,7 @@ HostLanes::~HostLanes() {
 
 void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {
   const HostLanesOptions& options = impl_->options;
-  StartGroups(MakeGroups(std::move(batch), options.rules, options.rank, now));
+  StartGroups(MakeGroups(std::move(batch), options.deterministic, options.rank, now));
 }
 
 void HostLanes::StartGroups(std::vector<std::shared_ptr<GroupTask>> groups) {

@@ -20,7 +20,7 @@ namespace sirtaki::ops {
 
 struct HostLanesOptions {
   int rank = 0;
-  fusion::Rules rules;
+  bool deterministic = false;  // as fusion::Plan has it
   // An operation failed: called once, from whatever thread saw it, with the name of the tensor it
   // concerns.
   std::function<void(const core::Status& why, const std::string& tensor)> on_failure;

@@ -57,9 +57,9 @@ RunItem Bucket(std::uint64_t number, const std::vector<std::int64_t>& counts) {
 
 using Places = std::vector<Place>;
 
-std::vector<Group> Plan(RunBatch batch, const core::Limits& limits, const Rules& rules = {}) {
+std::vector<Group> Plan(RunBatch batch, const core::Limits& limits, bool deterministic = false) {
   batch.limits = limits;
-  return fusion::Plan(batch, rules);
+  return fusion::Plan(batch, deterministic);
 }
 
 TEST(PlannerTest, NothingGivesNothing) { EXPECT_TRUE(Plan({}, {}).empty()); }
@@ -153,11 +153,12 @@ TEST(PlannerTest, TheSmallLaneTakesGroupsUpToItsLimit) {
 
 TEST(PlannerTest, GathersAreCountedNeverMeasured) {
   RunBatch batch;
-  for (int i = 0; i < 5; ++i) batch.items.push_back(Gather());
-  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
+  batch.items.assign(2 * kGatherCount + 1, Gather());
+  const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1});
   ASSERT_EQ(groups.size(), 3u);
-  EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
-  EXPECT_EQ(ItemsOf(groups[2]), (Items{4}));
+  EXPECT_EQ(ItemsOf(groups[0]).size(), kGatherCount);
+  EXPECT_EQ(ItemsOf(groups[0]).back(), kGatherCount - 1);
+  EXPECT_EQ(ItemsOf(groups[2]), (Items{2 * kGatherCount}));
   for (const Group& group : groups) {
     EXPECT_EQ(group.lane, Lane::kLarge);
     EXPECT_EQ(group.bytes, 0);
@@ -168,10 +169,10 @@ TEST(PlannerTest, KindsWhoseRowsDifferAreCountedAndLarge) {
   for (const OpKind kind :
        {OpKind::kAllGather, OpKind::kGather, OpKind::kScatter, OpKind::kAllToAll}) {
     RunBatch batch;
-    for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {}}));
-    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1}, {.gather_count = 2});
+    batch.items.assign(kGatherCount + 1, Item({.kind = kind, .shape = {}}));
+    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 1});
     ASSERT_EQ(groups.size(), 2u);
-    EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
+    EXPECT_EQ(ItemsOf(groups[1]), (Items{kGatherCount}));
     EXPECT_EQ(groups[0].lane, Lane::kLarge);
   }
 }
@@ -181,8 +182,7 @@ TEST(PlannerTest, KindsOfEqualShapesAreMeasured) {
        {OpKind::kBroadcast, OpKind::kAllGatherInto, OpKind::kReduce, OpKind::kReduceScatter}) {
     RunBatch batch;
     for (int i = 0; i < 3; ++i) batch.items.push_back(Item({.kind = kind, .shape = {10, 10}}));
-    const std::vector<Group> groups =
-        Plan(batch, {.fusion_bytes = 800, .small_bytes = 500}, {.gather_count = 1});
+    const std::vector<Group> groups = Plan(batch, {.fusion_bytes = 800, .small_bytes = 500});
     ASSERT_EQ(groups.size(), 2u);
     EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 1}));
     EXPECT_EQ(groups[0].bytes, 800);
@@ -247,7 +247,7 @@ TEST(PlannerTest, ABucketAboveTheLimitIsSeveralGroups) {
 TEST(PlannerTest, WhereBitsMustNotDependOnTimeOnlyBucketsAreGroups) {
   RunBatch batch;
   batch.items = {Floats(1), Bucket(0, {2, 4}), Floats(3), Gather(), Gather(), Grouped({5, 6})};
-  const std::vector<Group> groups = Plan(batch, {}, {.deterministic = true});
+  const std::vector<Group> groups = Plan(batch, {}, /*deterministic=*/true);
   ASSERT_EQ(groups.size(), 7u);
   EXPECT_EQ(groups[1].places, (Places{{1, 0}, {1, 1}}));
 }
@@ -323,7 +323,7 @@ auto ClassOf(const RunItem& item) {
                     item.silent.ToString());
 }
 
-void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits, const Rules& rules,
+void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits,
                     const std::vector<Group>& groups) {
   std::set<std::size_t> seen;
   std::size_t last_first = 0;
@@ -351,7 +351,7 @@ void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits, const Rul
     EXPECT_EQ(group.bytes, bytes);
     EXPECT_TRUE(bytes <= limits.fusion_bytes || items.size() == 1);
     if (gather) {
-      EXPECT_LE(static_cast<std::int64_t>(items.size()), rules.gather_count);
+      EXPECT_LE(items.size(), kGatherCount);
     }
     const bool into = first.signature->kind == OpKind::kAllGatherInto;
     const bool small = !gather && first.signature->reduction != core::ReduceOp::kAdasum &&
@@ -370,9 +370,8 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
     const RunBatch batch = RandomBatch(random);
     const core::Limits limits{.fusion_bytes = static_cast<std::int64_t>(random() % 20000),
                               .small_bytes = static_cast<std::int64_t>(random() % 3000)};
-    const Rules rules{.gather_count = 1 + static_cast<std::int64_t>(random() % 5)};
-    const std::vector<Group> groups = Plan(batch, limits, rules);
-    ExpectGoodPlan(batch, limits, rules, groups);
+    const std::vector<Group> groups = Plan(batch, limits);
+    ExpectGoodPlan(batch, limits, groups);
 
     // Another rank has other work, other objects, and the same plan.
     RunBatch other = batch;
@@ -384,7 +383,7 @@ TEST(PlannerTest, RandomBatchesKeepTheRules) {
       item.work->request.absent.assign(random() % 2, true);
       if (random() % 8 == 0) item.work = nullptr;
     }
-    const std::vector<Group> theirs = Plan(other, limits, rules);
+    const std::vector<Group> theirs = Plan(other, limits);
     ASSERT_EQ(groups.size(), theirs.size());
     for (std::size_t g = 0; g < groups.size(); ++g) {
       EXPECT_EQ(ItemsOf(groups[g]), ItemsOf(theirs[g]));

@@ -46,7 +46,7 @@ class MpiLanesTest : public testing::Test {
   void Run(const std::vector<Cases>& batches) {
     Port port(*communicators_, {});
     ops::wire::WireBackend backend(port, {});
-    ops::HostLanesOptions options = ops::SmallLimits(rank());
+    ops::HostLanesOptions options{.rank = rank()};
     options.on_failure = [](const Status& why, const std::string& key) {
       ADD_FAILURE() << key << ": " << why.ToString();
     };
@@ -124,7 +124,7 @@ TEST_F(MpiLanesTest, JoinedRanksTakePartWithoutTensors) {
 TEST_F(MpiLanesTest, AdasumOfEqualGradientsIsTheGradient) {
   Port port(*communicators_, {});
   ops::wire::WireBackend backend(port, {});
-  ops::HostLanes lanes(ops::SmallLimits(rank()), backend);
+  ops::HostLanes lanes({.rank = rank()}, backend);
   for (const std::int64_t count : {1, 7, 3000}) {
     std::vector<float> gradient(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < gradient.size(); ++i) {

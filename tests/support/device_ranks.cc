@@ -14,7 +14,7 @@ DeviceRank::DeviceRank(FakeGpus& gpus, ops::InprocWorld& world, int rank,
   events_ = std::make_unique<ops::cuda::EventPool>(device_);
   producer_ = gpus.MakeStream(rank + 1);
   ops::LanesOptions options;
-  options.host = ops::SmallLimits(rank);
+  options.host.rank = rank;
   options.host.on_failure = [this](const core::Status& why, const std::string& tensor) {
     core::MutexLock lock(mutex_);
     if (!failure_.ok()) return;

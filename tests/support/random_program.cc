@@ -490,7 +490,7 @@ std::int64_t RandomProgram::ValueAt(const RandomPiece& piece, std::size_t tensor
 }
 
 void StartedGroups::Note(const core::RunBatch& batch) {
-  const std::vector<fusion::Group> groups = fusion::Plan(batch, {});
+  const std::vector<fusion::Group> groups = fusion::Plan(batch, /*deterministic=*/false);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     names_.push_back("set " + std::to_string(batch.set) + " batch " + std::to_string(batch.number) +
                      " group " + std::to_string(g) +

@@ -473,13 +473,6 @@ Cases ReducingCases(ReduceOp op, DType dtype, int size) {
   return cases;
 }
 
-HostLanesOptions SmallLimits(int rank) {
-  HostLanesOptions options;
-  options.rank = rank;
-  options.rules.gather_count = 3;
-  return options;
-}
-
 core::RunBatch SmallBatch(int size, std::uint64_t number) {
   return {.number = number,
           .members = std::make_shared<const core::RankRanges>(core::RankRanges::Span(0, size - 1)),

@@ -82,9 +82,9 @@ class RunSide {
   core::HandlePtr handle_;
 };
 
-// Limits that send tensors of some hundred bytes to the large lane, in many windows.
-HostLanesOptions SmallLimits(int rank);
-core::RunBatch SmallBatch(int size, std::uint64_t number = 0);  // empty, of ranks 0 to size - 1
+// An empty batch of ranks 0 to size - 1, whose limits send tensors of some hundred bytes to the large
+// lane, in many windows.
+core::RunBatch SmallBatch(int size, std::uint64_t number = 0);
 
 // Drives lanes as the engine does, until everything is done.
 void RunToIdle(HostLanes& lanes);

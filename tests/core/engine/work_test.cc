@@ -92,10 +92,10 @@ TEST(HandleStateTest, DroppingItObservesIt) {
 
 TEST(HandleStateTest, AbsenceIsToldWithTheEnd) {
   HandleState handle;
-  EXPECT_FALSE(handle.absent_everywhere());
+  EXPECT_FALSE(handle.PartIsAbsent(0));
   handle.SetAbsentEverywhere();
   handle.Complete(Status::Ok());
-  EXPECT_TRUE(handle.absent_everywhere());
+  EXPECT_TRUE(handle.PartIsAbsent(0));
 }
 
 TEST(HandleStateTest, OfManyCompletersOneWins) {

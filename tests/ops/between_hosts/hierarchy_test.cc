@@ -104,7 +104,7 @@ TEST_P(HierarchyTest, Conforms) {
 // Through the lanes, in every type: what comes out is compared in every byte.
 TEST_P(HierarchyTest, ReducesForTheLanes) {
   Run([&](Rank& rank, int r) {
-    HostLanes lanes(SmallLimits(r), *rank.backend);
+    HostLanes lanes({.rank = r}, *rank.backend);
     for (int d = 0; d < core::kDTypeCount; ++d) {
       for (int o = 0; o < core::kReduceOpCount; ++o) {
         const auto dtype = static_cast<DType>(d);

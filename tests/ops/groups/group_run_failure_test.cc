@@ -34,7 +34,7 @@ std::vector<Status> Spoiled(int size, const RunCase& c,
   InprocWorld world(size);
   RankThreads::Run(size, [&](int rank) {
     const std::unique_ptr<Backend> backend = world.Connect(rank);
-    HostLanes lanes(SmallLimits(rank), *backend);
+    HostLanes lanes({.rank = rank}, *backend);
     RunSide side;
     RunBatch batch = SmallBatch(size);
     batch.items.push_back(side.MakeItem(c, "w", rank, size));
@@ -99,7 +99,7 @@ TEST(GroupRunFailureTest, ARootThatHasJoinedIsAFailure) {
                     .joined = RankRanges{1}};
     InprocWorld world(2);
     const std::unique_ptr<Backend> backend = world.Connect(0);
-    HostLanes lanes(SmallLimits(0), *backend);
+    HostLanes lanes({.rank = 0}, *backend);
     RunSide side;
     RunBatch batch = SmallBatch(2);
     batch.items.push_back(side.MakeItem(c, "w", 0, 2));

@@ -54,7 +54,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
       const std::unique_ptr<Backend> flat = world.Connect(rank);
       const auto shared = local.Connect(rank, *flat, {.spin = false});
       Backends& backend = GetParam().shared ? static_cast<Backends&>(shared->backend) : *flat;
-      HostLanesOptions options = SmallLimits(rank);
+      HostLanesOptions options{.rank = rank};
       options.on_failure = [](const Status& why, const std::string& key) {
         ADD_FAILURE() << key << ": " << why.ToString();
       };
@@ -338,7 +338,7 @@ TEST_P(GroupRunTest, ASetOfOneMemberNeedsNobody) {
     if (rank != alone) return;
     const std::unique_ptr<Backend> backend = world.Connect(rank);
     ASSERT_TRUE(backend->AddSet(kSet, RankRanges::Single(rank)).ok());
-    HostLanesOptions options = SmallLimits(rank);
+    HostLanesOptions options{.rank = rank};
     HostLanes lanes(std::move(options), *backend);
     Cases cases;
     for (const std::int64_t count : {0, 5, 700}) {

@@ -38,7 +38,7 @@ core::HandlePtr NewHandle() { return std::make_shared<core::HandleState>(); }
 // Lanes of one rank over the fake, and what they called back.
 struct Bench {
   explicit Bench(int ranks = 1) : size(ranks) {
-    HostLanesOptions options = SmallLimits(0);
+    HostLanesOptions options{.rank = 0};
     options.on_failure = [this](const Status& why, const std::string& key) {
       was_idle = lanes->Idle();
       core::MutexLock lock(mutex);

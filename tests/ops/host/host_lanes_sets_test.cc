@@ -42,7 +42,7 @@ core::WorkPtr NewWork() {
 class Rank {
  public:
   Rank(int rank, int size, std::shared_ptr<Backend> backend) : backend_(std::move(backend)) {
-    HostLanesOptions options = SmallLimits(rank);
+    HostLanesOptions options{.rank = rank};
     sets[core::kWorldSet] = RankRanges::Span(0, size - 1);
     options.on_failure = [this](const Status&, const std::string&) { ++failures; };
     lanes = std::make_unique<HostLanes>(std::move(options), *backend_);

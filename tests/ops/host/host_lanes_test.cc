@@ -276,7 +276,7 @@ void RunCaseToIdle(HostLanes& lanes) {
 }
 
 HostLanesOptions StrictLimits(int rank) {
-  HostLanesOptions options = SmallLimits(rank);
+  HostLanesOptions options{.rank = rank};
   options.on_failure = [rank](const Status& why, const std::string& key) {
     ADD_FAILURE() << "rank " << rank << ": " << key << ": " << why.ToString();
   };
