@@ -35,6 +35,7 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   const bool of_module = optimizer == nullptr;
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   Description of;
+  of.number = number;
   of.names = std::move(names);
   // The suffix is the number, which all ranks have alike: names may differ by mistake.
   of.what = (of_module ? "parameters of the module" : "parameters of the optimizer") + suffix;

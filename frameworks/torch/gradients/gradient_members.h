@@ -25,6 +25,7 @@ using GradientPtr = std::shared_ptr<ParameterGradient>;
 class GradientMembers {
  public:
   struct Description {
+    int number = 0;  // of the optimizer, or the module, in its set
     NamedTensors names;
     std::string what;      // "parameters of the optimizer #2"
     std::string prefix;    // of keys
@@ -32,7 +33,7 @@ class GradientMembers {
     std::string habits;    // what else the ranks compare: ", checked every 5 steps"
     bool sharded = false;  // the ranks compare how parameters lie in memory as well
   };
-  // `optimizer`: null: a module's. `number`: the optimizer's, or the module's, in its set.
+  // `optimizer`: null: a module's.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
                               const torch::optim::Optimizer* optimizer, int number);
   GradientMembers(Description description, SessionSet set,
@@ -74,6 +75,7 @@ class GradientMembers {
     counts_->launched.buckets.clear();
     counts_->launched.bytes = 0;
   }
+  int number() const { return of_.number; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }
 

@@ -1,6 +1,5 @@
 #include <torch/csrc/autograd/engine.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,11 +35,10 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     : set_(session, options.process_set()),
       rule_(std::make_shared<const GradientRule>(
           MakeRule(options, optimizer == nullptr, set_.size()))),
-      number_(set_.session->NextOptimizerNumber(set_.members.set)),
-      members_(GradientMembers::Describe(std::move(names), options, optimizer, number_), set_,
-               rule_),
-      buckets_(set_, number_, members_.prefix(), rule_),
-      check_every_(options.check_parameters_every()) {
+      members_(GradientMembers::Describe(std::move(names), options, optimizer,
+                                         set_.session->NextOptimizerNumber(set_.members.set)),
+               set_, rule_),
+      buckets_(set_, members_.number(), members_.prefix(), rule_) {
   if (rule_->at_backward) members_.round() = 1;
   if (options.fused() && optimizer != nullptr) fused_step_ = FusedStepOf(*optimizer);
   if (options.shard() != Shard::None && optimizer != nullptr && set_.size() > 1) {
@@ -50,7 +48,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
         rule_->keeps_shards, options.share_parameters());
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
-  const bool first = number_ == 1 && set_.members.set == core::kWorldSet;
+  const bool first = members_.number() == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
   const std::string why_not = WhyNotTuned();
   if (why_not.empty()) {
@@ -129,7 +127,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   Scan(optimizer);
   if (!with_closure) {
     // What no backward() has averaged: on all ranks, or it is an error.
-    if (rule_->at_backward && !unheard_) members_.round() = kRoundInStep;
+    if (rule_->at_backward && untold_ != Untold::kUnheard) members_.round() = kRoundInStep;
     const Scope counted([this] { SetRound(); });
     SynchronizeUnlessDone();
   }
@@ -264,9 +262,9 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
 }
 
 void GradientReducer::Impl::CheckParametersWhenDue() {
-  if (check_every_ == 0) return;
+  if (rule_->check_every == 0) return;
   members_.CheckStreams();  // before it counts: it may be tried again
-  if (steps_++ % check_every_ != 0) return;
+  if (steps_++ % rule_->check_every != 0) return;
   std::vector<std::string> names;
   std::vector<at::Tensor> parameters;
   for (const GradientPtr& member : members_.all()) {
@@ -284,7 +282,7 @@ void GradientReducer::Impl::BeforeForward(bool training) {
   EndFailed();
   // Evaluation is each rank's own affair.
   if (training) {
-    if (step_ends_ && check_every_ > 0) members_.CheckStreams();
+    if (step_ends_ && rule_->check_every > 0) members_.CheckStreams();
     if (std::exchange(step_ends_, false)) {
       CheckParametersWhenDue();
       if (tuner_) tuner_->AfterStep();

@@ -2,7 +2,6 @@
 // concludes; at the end of a backward() beside others, in synchronize() by itself.
 #include <torch/csrc/autograd/engine.h>
 
-#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -24,7 +23,7 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   member->Attach();
   if (!member->takes_part() || !member->gate().Report()) return;
   if (failed_ends_ > 0) {
-    refused_some_ = true;
+    under_way_->refused_some = true;
     member->Refuse(std::string(kBackwardThrew) +
                    ", which its error explains; zero_grad() begins again");
   } else {
@@ -63,51 +62,49 @@ void GradientReducer::Impl::Attempt(const Call& call) {
   try {
     call();
   } catch (...) {
-    if (!first_error_) first_error_ = std::current_exception();
-    threw_elsewhere_ |= TextOfCurrent().find(kBackwardThrew) != std::string::npos;
+    Outcome& outcome = under_way_->outcome;
+    if (!outcome.error) outcome.error = std::current_exception();
+    outcome.threw_elsewhere |= TextOfCurrent().find(kBackwardThrew) != std::string::npos;
   }
 }
 
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
 void GradientReducer::Impl::BeginAverage() {
-  first_error_ = nullptr;
   synchronized_ = false;
   members_.ForgetJoined();
-  refused_some_ = false;
-  threw_elsewhere_ = false;
-  waits_.emplace();
-  mates_ = MatesOfShared();
+  UnderWay& now = under_way_.emplace();
+  now.mates = MatesOfShared();
   // Those in buckets that the optimizer has no more.
   if (buckets_.renews()) {
-    mates_.insert(mates_.end(), buckets_.gradients().begin(), buckets_.gradients().end());
+    now.mates.insert(now.mates.end(), buckets_.gradients().begin(), buckets_.gradients().end());
   }
-  outstanding_.clear();
-  const auto take = [this](const GradientPtr& member, bool is_done) {
-    if (!is_done && !first_error_) Attempt([&] { SubmitUnlessReported(member); });
-    if (member->gate().reported()) outstanding_.push_back(member);
+  const auto take = [&](const GradientPtr& member, bool is_done) {
+    if (!is_done && !now.outcome.error) Attempt([&] { SubmitUnlessReported(member); });
+    if (member->gate().reported()) now.outstanding.push_back(member);
   };
   for (std::size_t i = 0; i < members_.all().size(); ++i) take(members_.all()[i], IsDone(i));
-  for (const GradientPtr& mate : mates_) take(mate, /*is_done=*/false);
-  if (rule_->hook && !first_error_) {
-    for (const GradientPtr& member : outstanding_) Attempt([&] { member->LaunchAlone(); });
+  for (const GradientPtr& mate : now.mates) take(mate, /*is_done=*/false);
+  if (rule_->hook && !now.outcome.error) {
+    for (const GradientPtr& member : now.outstanding) Attempt([&] { member->LaunchAlone(); });
   }
   if (rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
 }
 
 bool GradientReducer::Impl::CollectEnd(bool wait) {
+  if (!under_way_) return true;
   wait = wait || set_.session->gone();  // in a forked child nothing ever comes
   // What a hook has returned may communicate and wait: it is called in the same order on all ranks.
   bool in_turn = true;
-  std::erase_if(outstanding_, [&](const GradientPtr& member) {
+  std::erase_if(under_way_->outstanding, [&](const GradientPtr& member) {
     if (!member->gate().reported()) return true;  // it was in the list twice
     if (!in_turn) return false;
     bool is_over = true;  // also one that throws
     Attempt([&] {
       std::optional<core::Status> status;
       if (wait) {
-        status = member->Finish(*waits_);
+        status = member->Finish(under_way_->waits);
       } else if (member->ready()) {
-        status = member->Advance(*waits_);
+        status = member->Advance(under_way_->waits);
       }
       is_over = status.has_value();
       if (status) ThrowIfError(*status);
@@ -115,16 +112,16 @@ bool GradientReducer::Impl::CollectEnd(bool wait) {
     in_turn = is_over || !rule_->hook;
     return is_over;
   });
-  if (!outstanding_.empty()) return false;
+  if (!under_way_->outstanding.empty()) return false;
   // All ranks do so now that nothing of these buckets is outstanding, and before anybody makes
   // others.
-  for (const GradientPtr& mate : std::exchange(mates_, {})) mate->TakeOut();
+  for (const GradientPtr& mate : std::exchange(under_way_->mates, {})) mate->TakeOut();
   return true;
 }
 
 void GradientReducer::Impl::WaitABit() {
   constexpr auto kABit = std::chrono::milliseconds(1);
-  for (const GradientPtr& member : outstanding_) {
+  for (const GradientPtr& member : under_way_->outstanding) {
     const core::HandlePtr handle = member->handle();
     if (!handle || handle->done()) continue;
     (void)set_.session->session().Wait(*handle, core::Clock::now() + kABit);
@@ -134,7 +131,7 @@ void GradientReducer::Impl::WaitABit() {
                               10);  // what is under way has come a step further, or has no handle
 }
 
-void GradientReducer::Impl::EndAverage() {
+GradientReducer::Impl::Outcome GradientReducer::Impl::EndAverage() {
   if (!rule_->at_backward) Attempt([this] { buckets_.Ask(members_.all()); });
   Attempt([this] { buckets_.Take(members_.all(), /*wait=*/!rule_->at_backward); });
   Attempt([this] { members_.CheckResults(); });
@@ -142,17 +139,17 @@ void GradientReducer::Impl::EndAverage() {
   for (const GradientPtr& member : members_.all()) Attempt([&] { member->NoteDelivered(); });
   if (rule_->keeps_shards) members_.ForgetLaunched();
   passes_ = 0;
-  waits_.reset();
+  const Outcome outcome = under_way_->outcome;
+  under_way_.reset();
   // The others know now, or have made no step either.
-  if (members_.round() == kRoundAfterThrow || threw_elsewhere_) unheard_ = false;
-  if (first_error_) {
-    SetRound();
-    std::rethrow_exception(std::exchange(first_error_, nullptr));
+  if (members_.round() == kRoundAfterThrow || outcome.threw_elsewhere) Forget(Untold::kUnheard);
+  if (!outcome.error) {
+    synchronized_ = true;
+    held_ = false;
+    ++averages_;
   }
-  synchronized_ = true;
-  held_ = false;
-  ++averages_;
   SetRound();
+  return outcome;
 }
 
 // The signatures of the next average say which it is of its step, on which the ranks agree; a module
@@ -162,7 +159,7 @@ void GradientReducer::Impl::SetRound() {
   // A module may never see a forward(): its program may call another function.
   constexpr std::uint32_t kMostOfModule = 16;
   const std::uint32_t number = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
-  members_.round() = unheard_ ? kRoundAfterThrow : number;
+  members_.round() = untold_ == Untold::kUnheard ? kRoundAfterThrow : number;
 }
 
 void GradientReducer::Impl::SynchronizeUnlessDone() {
@@ -175,7 +172,7 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   members_.CheckStreams();
   BeginAverage();
   CollectEnd(/*wait=*/true);
-  EndAverage();
+  if (const Outcome outcome = EndAverage(); outcome.error) std::rethrow_exception(outcome.error);
 }
 
 // Before the first gradient of a backward, for a module that knows: its end is this one's, and none
@@ -185,26 +182,22 @@ void GradientReducer::Impl::BeginBackward() {
 }
 
 void GradientReducer::Impl::BeginEnd() {
-  ends_now_ = false;
   EndFailed();  // of a backward() within this one
   ThrowFailure();
   const bool reported = members_.FirstReported() != nullptr;
   // A module averages nothing that is in no_sync, or that is of other tensors.
   if (rule_->of_module && !reported) return;
   if (!reported && ++passes_ < rule_->passes) return;
-  ends_now_ = true;
   if (!std::exchange(timed_, true) && !(rule_->of_module && rule_->alone)) steps().BeginStep();
   BeginAverage();
   Attempt([this] { members_.CheckStreams(); });
 }
 
 void GradientReducer::Impl::ConcludeEnd() {
-  if (!std::exchange(ends_now_, false)) return;
-  try {
-    EndAverage();
-  } catch (...) {
-    if (threw_elsewhere_) Fail(std::current_exception());
-    throw;
+  if (!under_way_) return;
+  if (const Outcome outcome = EndAverage(); outcome.error) {
+    if (outcome.threw_elsewhere) Fail(outcome.error);
+    std::rethrow_exception(outcome.error);
   }
   if (!rule_->of_module || rule_->alone) return;
   synchronized_ = false;
@@ -221,14 +214,14 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
   try {
     const std::lock_guard<std::mutex> lock(failed_mutex_);
     if (set_.session->gone()) return;
-    const bool is_untold = std::exchange(goes_on_around_, false);
+    const bool is_untold = Forget(Untold::kGoesOnAround);
     if (failed_ends_ > 0 && rule_->passes > 1) {
       if (is_untold) NoteUntold(outermost);
       return;
     }
     if (++failed_ends_ == 1) {
       BeginAverage();
-      if (!refused_some_) return NoteUntold(outermost);
+      if (!under_way_->refused_some) return NoteUntold(outermost);
     }
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "a backward() within this one has thrown: the gradients of the " +
@@ -243,7 +236,7 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
 
 void GradientReducer::Impl::LeaveUnheard() noexcept {
   const std::lock_guard<std::mutex> lock(failed_mutex_);
-  if (goes_on_around_) NoteUntold(/*outermost=*/true);
+  if (untold_ == Untold::kGoesOnAround) NoteUntold(/*outermost=*/true);
 }
 
 // One that has thrown may not have ended everywhere yet.
@@ -266,22 +259,19 @@ void GradientReducer::Impl::AwaitEnds() const {
 void GradientReducer::Impl::EndFailed() {
   if (failed_ends_ == 0) return;
   const std::lock_guard<std::mutex> lock(failed_mutex_);
-  for (bool begun = true; failed_ends_ > 0; --failed_ends_, begun = false) {
-    if (!begun) BeginAverage();
+  for (; failed_ends_ > 0; --failed_ends_) {
+    if (!under_way_) BeginAverage();
     CollectEnd(/*wait=*/true);
-    try {
-      EndAverage();
-    } catch (const std::exception&) {
-      // The program has had an error of this. But where others have refused a gradient, what is around
-      // averages nothing more, here as there.
-      if (!threw_elsewhere_) continue;
-      if (goes_on_around_) {
-        set_.session->backward_ends().FailAround(shared_from_this(), std::current_exception());
-      }
-      failed_ends_ = 1;
+    const Outcome outcome = EndAverage();
+    // The program has had an error of this. But where others have refused a gradient, what is around
+    // averages nothing more, here as there.
+    if (!outcome.threw_elsewhere) continue;
+    if (untold_ == Untold::kGoesOnAround) {
+      set_.session->backward_ends().FailAround(shared_from_this(), outcome.error);
     }
+    failed_ends_ = 1;
   }
-  goes_on_around_ = false;
+  Forget(Untold::kGoesOnAround);
 }
 
 }  // namespace sirtaki::detail

@@ -88,23 +88,42 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void SetRound();
   std::vector<GradientPtr> MatesOfShared() const;
   void SubmitUnlessReported(const GradientPtr& member);
-  template <class Call>
-  void Attempt(const Call& call);
-  void BeginAverage();
-  void EndAverage();
   void AwaitEnds() const;
-  // A backward() has thrown behind all gradients, so the other ranks know nothing of it.
-  void NoteUntold(bool outermost) {
-    unheard_ = outermost;
-    goes_on_around_ = !outermost;
-  }
   void EndFailed();
   void StartAnew();
   void CheckParametersWhenDue();
 
+  // What came of an average: the first error, and whether a backward() has thrown on another rank.
+  struct Outcome {
+    std::exception_ptr error;
+    bool threw_elsewhere = false;
+  };
+  // An average, from BeginAverage to EndAverage.
+  struct UnderWay {
+    std::vector<GradientPtr> mates;  // of shared gradients, in their buckets
+    std::vector<GradientPtr> outstanding;
+    GpuWaits waits;
+    bool refused_some = false;  // because a backward() has thrown
+    Outcome outcome;
+  };
+  template <class Call>
+  void Attempt(const Call& call);
+  void BeginAverage();
+  Outcome EndAverage();
+  // A backward() has thrown when all gradients had been submitted: the other ranks do not know.
+  enum class Untold : std::uint8_t {
+    kNothing,
+    kGoesOnAround,  // where others have refused a gradient, the one around it throws as theirs do
+    kUnheard,       // they have made their step, and the next average tells them
+  };
+  void NoteUntold(bool outermost) {
+    untold_ = outermost ? Untold::kUnheard : Untold::kGoesOnAround;
+  }
+  // Forget gives true if it was so.
+  bool Forget(Untold what) { return untold_.compare_exchange_strong(what, Untold::kNothing); }
+
   const SessionSet set_;
   const std::shared_ptr<const GradientRule> rule_;
-  const int number_;  // of the optimizer in its set
   GradientMembers members_;
   GradientBuckets buckets_;
   FusedStep fused_step_ = nullptr;           // of the option fused
@@ -113,35 +132,22 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool scanned_ = false;  // what the members are was taken in; not if something could not be cut
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
-  const std::int64_t check_every_;  // steps; 0: never
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0;  // as parameters are checked
   // A module ends its step in the next forward(), where it may wait: at the end of a backward() the
   // ranks may have met several modules in different orders.
   bool step_ends_ = false;
   int skips_ = 0;                               // scopes of skip_synchronize
   std::uint32_t averages_ = 0;                  // of this step
   std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
-  bool held_ = false;      // there was a scope of no_sync since the last average
-  int passes_ = 0;         // backward() since the last average, in no scope of no_sync
-  bool timed_ = false;     // the backward pass of this step was
-  bool ends_now_ = false;  // the end that was begun averages
+  bool held_ = false;   // there was a scope of no_sync since the last average
+  int passes_ = 0;      // backward() since the last average, in no scope of no_sync
+  bool timed_ = false;  // the backward pass of this step was
+  std::optional<UnderWay> under_way_;
   // How many backward() have thrown whose averages were not collected. The first was submitted when
   // it threw.
   std::atomic<int> failed_ends_{0};
-  std::mutex failed_mutex_;       // of who submits and collects them
-  bool refused_some_ = false;     // of what is under way, because a backward() has thrown
-  bool threw_elsewhere_ = false;  // the same, on another rank
-  // The backward() that has thrown had submitted everything, and the one around it may go on: if
-  // others have refused a gradient, that one must throw as theirs do.
-  bool goes_on_around_ = false;
-  // A backward() has thrown when all gradients had been submitted: the other ranks do not know, and
-  // have made their step. The next average tells them.
-  std::atomic<bool> unheard_{false};
-  // What is under way, from BeginAverage to EndAverage.
-  std::vector<GradientPtr> mates_;
-  std::vector<GradientPtr> outstanding_;
-  std::optional<GpuWaits> waits_;
-  std::exception_ptr first_error_;
+  std::mutex failed_mutex_;  // of who submits and collects them
+  std::atomic<Untold> untold_{Untold::kNothing};
 };
 
 }  // namespace sirtaki::detail

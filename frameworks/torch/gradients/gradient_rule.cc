@@ -62,6 +62,7 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module
   rule.alone = ranks == 1 && rule.at_backward && !rule.sparse_as_dense;
   if (ranks > 1) rule.hook = options.hook();
   rule.keeps_shards = ranks > 1 && options.shard() == Shard::Gradients;
+  rule.check_every = options.check_parameters_every();
   return rule;
 }
 

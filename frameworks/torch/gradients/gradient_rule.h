@@ -1,6 +1,7 @@
 // How gradients are reduced: what the options of an optimizer come to.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "core/base/types.h"
@@ -22,8 +23,9 @@ struct GradientRule {
   bool at_backward = false;  // averaged when backward() returns, not in step()
   bool alone = false;        // one rank: nothing is reduced, what can be wrong is checked
   bool sparse_as_dense = false;
-  bool keeps_shards = false;  // of the averages, by Shard::Gradients
-  CommunicationHook hook;     // empty: the library reduces
+  bool keeps_shards = false;     // of the averages, by Shard::Gradients
+  std::int64_t check_every = 0;  // steps the parameters are compared; 0: never
+  CommunicationHook hook;        // empty: the library reduces
 
   // What steps have changed is combined; gradients stay where they are.
   bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
