@@ -28,16 +28,7 @@ namespace sirtaki::core {
 class HandleState;
 
 struct DriverOptions {
-  // Poll without sleeping for this long after traffic: the background thread, and a thread that
-  // waits. The latter has nothing better to do, and must stay awake for longer than a peer's
-  // shortest sleep takes (about 90 us): else both sleep in turn for ever, each missing the other's
-  // answer.
-  Duration hot_time = std::chrono::microseconds(50);
-  Duration hot_time_waiting = std::chrono::microseconds(200);
   bool spin = true;  // hot polling spins; false: yields (ranks outnumber cores)
-  Duration min_sleep = std::chrono::microseconds(20);
-  Duration max_sleep_outstanding = std::chrono::milliseconds(1);
-  Duration max_sleep_idle = std::chrono::milliseconds(10);
   // A round that lasts this long is stuck in the transport, and this rank's part of the group fails:
   // MPI may block for ever when a peer dies. Zero: never.
   Duration stuck_limit = std::chrono::seconds(30);

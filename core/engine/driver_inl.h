@@ -16,6 +16,16 @@ namespace sirtaki::core {
 
 namespace driving {
 
+// Poll without sleeping for this long after traffic: the background thread, and a thread that waits.
+// The latter has nothing better to do, and must stay awake for longer than a peer's shortest sleep
+// takes (about 90 us): else both sleep in turn for ever, each missing the other's answer.
+inline constexpr Duration kHotTime = std::chrono::microseconds(50);
+inline constexpr Duration kHotTimeWaiting = std::chrono::microseconds(200);
+
+inline constexpr Cooling::Limits kPolls = {.min = std::chrono::microseconds(20),
+                                           .max_outstanding = std::chrono::milliseconds(1),
+                                           .max_idle = std::chrono::milliseconds(10)};
+
 // Nobody sleeps longer than this, though nothing needs it: it bounds the harm of a lost wake-up.
 inline constexpr Duration kLongestSleep = std::chrono::seconds(1);
 
@@ -60,8 +70,7 @@ BasicDriver<Sync>::BasicDriver(DriverOptions options, typename Sync::Mutex& toke
       token_(token),
       bell_(bell),
       rounds_(rounds),
-      cooling_({options_.min_sleep, options_.max_sleep_outstanding, options_.max_sleep_idle},
-               options_.now()),
+      cooling_(driving::kPolls, options_.now()),
       background_until_(driving::kAwake) {}
 
 template <typename Sync>
@@ -118,13 +127,13 @@ typename BasicDriver<Sync>::Nap BasicDriver<Sync>::DriveWhileHot(const std::func
   std::uint64_t ticket = bell_.ArmDoorbell();
   if (!TakeToken(done, driver != nullptr)) {
     const TimePoint until =
-        Now() + (rounds_.Paused() ? driving::kOffDutySleep : options_.max_sleep_outstanding);
+        Now() + (rounds_.Paused() ? driving::kOffDutySleep : driving::kPolls.max_outstanding);
     // The thread that has the token either sees that this one sleeps, or has let go of the token.
     SayUntil(driver, until);
     if (!TryToken()) return {!done(), ticket, until};
     ReleaseDuty(driver);
   }
-  const Duration hot_time = driver != nullptr ? options_.hot_time_waiting : options_.hot_time;
+  const Duration hot_time = driver != nullptr ? driving::kHotTimeWaiting : driving::kHotTime;
   Nap nap;
   bool last_look = false;  // nothing has moved for the hot time, and the doorbell is armed
   while (!done()) {
@@ -179,7 +188,7 @@ void BasicDriver<Sync>::SayUntil(const void* driver, TimePoint until) {
 template <typename Sync>
 bool BasicDriver<Sync>::TakeToken(const std::function<bool()>& done, bool patient) {
   if (TryToken()) return true;
-  const TimePoint limit = Now() + options_.hot_time;
+  const TimePoint limit = Now() + driving::kHotTime;
   while (patient && !rounds_.Paused() && !done() && Now() < limit) {
     Relax(false);
     if (TryToken()) return true;
