@@ -32,8 +32,8 @@ class PythonScope {
 ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double predivide,
                            int passes, bool at_backward, int compression, bool everywhere,
                            bool sparse_as_dense, std::int64_t check_every, int shard,
-                           bool by_element, bool share_parameters, const ProcessSet& set,
-                           CommunicationHook hook) {
+                           bool by_element, bool share_parameters, bool over_host,
+                           const ProcessSet& set, CommunicationHook hook) {
   ReducerSettings settings;
   settings.named = std::move(named);
   settings.options = DistributedOptimizerOptions()
@@ -50,6 +50,7 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
                          .shard(static_cast<Shard>(shard))
                          .shard_by(by_element ? ShardBy::Element : ShardBy::Parameter)
                          .share_parameters(share_parameters)
+                         .shard_over(over_host ? ShardOver::Host : ShardOver::All)
                          .hook(std::move(hook));
   return settings;
 }
@@ -73,7 +74,7 @@ void BindReducers(py::module_& module) {
            py::arg("predivide"), py::arg("passes"), py::arg("at_backward"), py::arg("compression"),
            py::arg("everywhere"), py::arg("sparse_as_dense"), py::arg("check_every"),
            py::arg("shard"), py::arg("by_element"), py::arg("share_parameters"),
-           py::arg("process_set"), py::arg("hook").none(true));
+           py::arg("over_host"), py::arg("process_set"), py::arg("hook").none(true));
 
   py::class_<PythonOptimizer>(module, "OptimizerReducer")
       .def(py::init<const py::list&, ReducerSettings>())

@@ -314,3 +314,24 @@ def test_parameters_lie_once_on_a_host_and_may_be_written_to_in_between(rank, si
     for mine, other in zip(common.parameters(), copies.parameters()):
         assert torch.equal(mine, other)
         assert mine.requires_grad and mine.is_leaf
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_shards_over_hosts_are_those_over_all_on_one_host(rank, size, shard):
+    over_all, first = trained(rank, "AdamW", shard=shard)
+    over_hosts, second = trained(rank, "AdamW", shard=shard, shard_over="host")
+    for mine, other in zip(over_hosts.parameters(), over_all.parameters()):
+        assert torch.equal(mine, other)
+    assert state_elements(second) == state_elements(first)
+    states = [optimizer.consolidated_state_dict()["state"] for optimizer in (first, second)]
+    assert states[0].keys() == states[1].keys()
+    for key, state in states[0].items():
+        assert torch.equal(state["exp_avg"], states[1][key]["exp_avg"])
+    second.load_shard_state_dict(second.shard_state_dict())
+
+
+def test_shard_over_takes_two_words_and_all_ranks(rank, size):
+    model = torch.nn.Linear(3, 3)
+    for arguments, text in (({"shard_over": "hosts"}, "must be 'all' or 'host'"),):
+        with pytest.raises(ValueError, match=text):
+            hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), shard="optimizer", **arguments)

@@ -39,6 +39,12 @@ enum class ShardBy : std::uint8_t {
   Parameter,  // whole parameters: for all others
 };
 
+// The ranks that have one copy of everything together.
+enum class ShardOver : std::uint8_t {
+  All,   // those of the process set
+  Host,  // those of a host: what is sharded is there once for each host, and shards stay on it
+};
+
 // The options are the same on every rank; if they differ, all ranks throw `Mismatch`.
 struct DistributedOptimizerOptions {
   // The name tells several optimizers of a program apart, in messages too. Empty: a number does, in
@@ -80,8 +86,10 @@ struct DistributedOptimizerOptions {
   // See DistributedOptimizer; without effect on one rank.
   TORCH_ARG(Shard, shard) = Shard::None;
   TORCH_ARG(ShardBy, shard_by) = ShardBy::Auto;
+  // Host needs all ranks of the job: no process_set. Gradients are averaged over all of them.
+  TORCH_ARG(ShardOver, shard_over) = ShardOver::All;
   // The parameters of a sharded optimizer lie once for all ranks of the set in memory that these
-  // share, from its first step on, if they are on one host and on the CPU. A program writes to
+  // share, from its first step on, if they are on the CPU, and the ranks that have shards on one host. A program writes to
   // them as ever. False: each rank has its own copy, and a step brings the others' shards there.
   TORCH_ARG(bool, share_parameters) = true;
   // step() calls LibTorch's fused operator in place of Base::step(), with one rank too: it goes over

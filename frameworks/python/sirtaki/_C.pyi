@@ -36,7 +36,7 @@ class ReducerSettings:
     def __init__(
         self, *, named: Sequence[Tuple[str, Tensor]], name: str, op: int, predivide: float, passes: int, at_backward: bool,
         compression: int, everywhere: bool, sparse_as_dense: bool, check_every: int, shard: int, by_element: bool,
-        share_parameters: bool, process_set: ProcessSet,
+        share_parameters: bool, over_host: bool, process_set: ProcessSet,
         hook: Optional[Callable[[GradientBucket], Callable[[], Tensor]]],
     ) -> None: ...
 

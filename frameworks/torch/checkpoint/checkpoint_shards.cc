@@ -71,7 +71,7 @@ void ShardFiles::Write(int rank, const CheckpointParts& parts) const {
     torch::optim::Optimizer& optimizer = *parts.optimizers[i].part;
     GradientReducer* const sharded = ShardedOf(optimizer);
     // Other sets have the same parameters in shards of their own.
-    if (sharded == nullptr || sharded->process_set().ranks().front() != 0) continue;
+    if (sharded == nullptr || sharded->shard_set().ranks().front() != 0) continue;
     OutputArchive one(archive.compilation_unit());
     sharded->SaveShards(optimizer, one);
     all.write(std::to_string(i), one);

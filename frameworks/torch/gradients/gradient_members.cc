@@ -56,6 +56,7 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   ShardBy by = options.shard_by();
   if (by == ShardBy::Auto) by = ChooseShardBy(*optimizer);
   of.habits += by == ShardBy::Element ? ", sharded by element" : ", sharded by parameter";
+  if (options.shard_over() == ShardOver::Host) of.habits += ", within each host";
   if (!options.share_parameters()) of.habits += ", each rank with its own parameters";
   return of;
 }

@@ -43,9 +43,15 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
   if (options.fused() && optimizer != nullptr) fused_step_ = FusedStepOf(*optimizer);
   if (options.shard() != Shard::None && optimizer != nullptr && set_.size() > 1) {
     const bool automatic = options.shard_by() == ShardBy::Auto;
+    SessionSet sharing = set_;
+    if (options.shard_over() == ShardOver::Host) {
+      const SessionScope scope(session);
+      sharing = SessionSet(session, local_process_set());
+    }
     shards_ = std::make_shared<OptimizerShards>(
-        set_, members_.what(), automatic ? ChooseShardBy(*optimizer) : options.shard_by(),
-        rule_->keeps_shards, options.share_parameters());
+        std::move(sharing), members_.what(),
+        automatic ? ChooseShardBy(*optimizer) : options.shard_by(), rule_->keeps_shards,
+        options.share_parameters());
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
   const bool first = members_.number() == 1 && set_.members.set == core::kWorldSet;
@@ -404,6 +410,9 @@ void GradientReducer::BeginBackward() { impl().BeginBackward(); }
 const std::string& GradientReducer::prefix() const { return impl().prefix(); }
 std::shared_ptr<SessionState> GradientReducer::session() const { return impl().set().session; }
 ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
+ProcessSet GradientReducer::shard_set() const {
+  return impl().shards() ? impl_->shards()->set().process_set : impl_->set().process_set;
+}
 bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
 bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
 bool GradientReducer::is_sharded() const { return impl().shards() != nullptr; }

@@ -33,6 +33,10 @@ std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_modul
     why << "shard is set, and "
         << (of_module ? "a module has no optimizer: use DistributedOptimizer"
                       : "op Adasum combines what steps of whole parameters have changed");
+  } else if (options.shard_over() == ShardOver::Host &&
+             options.process_set().id() != core::kWorldSet) {
+    why << "shard_over is Host, and the optimizer is of a process set: shards over hosts need all "
+           "ranks of the job";
   } else if (options.fused() && of_module) {
     why << "fused says how steps are made, and a module does not know of steps: use "
            "DistributedOptimizer";

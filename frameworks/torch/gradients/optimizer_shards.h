@@ -51,6 +51,7 @@ class OptimizerShards {
   // a rank that throws is an error on every rank. Collective.
   void Step(torch::optim::Optimizer& optimizer, const std::function<void()>& base_step);
 
+  const SessionSet& set() const { return set_; }
   // Whether the optimizer's state is that of shards: a step has cut it, and none was loaded since.
   bool is_cut() const { return is_cut_; }
   void SetCut(bool cut) { is_cut_ = cut; }

@@ -105,6 +105,42 @@ TEST(ShardedCheckpointTest, GoesOnWithAnyNumberOfRanksShardedOrNot) {
   }
 }
 
+TEST(ShardedCheckpointTest, OfShardsOverHostsTheFirstHostSavesThem) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto expected = TrainAtOnce(6);
+  const auto run_on = [&](const std::vector<int>& host_of_rank, bool begins) {
+    RunTorchRanks(
+        static_cast<int>(host_of_rank.size()),
+        [&](int) {
+          SmallNet net;
+          auto optimizer = DistributedOptimizer(
+              AdamW(net.parameters(), AdamWOptions(0.05).amsgrad(true)), net.named_parameters(),
+              OptionsOf(true).shard_over(ShardOver::Host));
+          const Checkpoint checkpoint = Checkpoint().model(net).optimizer(optimizer);
+          ASSERT_TRUE(begins || load_checkpoint(file, checkpoint));
+          for (int step = begins ? 0 : 3; step < (begins ? 3 : 6); ++step) {
+            optimizer.zero_grad();
+            Loss(net, BatchOfRank(step, 0)).backward();
+            optimizer.step();
+          }
+          if (begins) save_checkpoint(file, checkpoint);
+          EXPECT_TRUE(begins || Distance(net.parameters(), expected) == 0);
+        },
+        {}, host_of_rank);
+  };
+  run_on({0, 1, 0, 1}, /*begins=*/true);
+  run_on({0, 0, 1, 1}, /*begins=*/false);
+  run_on({0, 1}, /*begins=*/false);
+  RunTorchRanks(2, [&](int) {
+    ShardedRun run(/*sharded=*/true);
+    ASSERT_TRUE(load_checkpoint(file, Checkpoint().model(run.net).optimizer(run.optimizer)));
+    run.steps = 3;
+    run.TrainUntil(6);
+    EXPECT_EQ(Distance(run.net.parameters(), expected), 0);
+  });
+}
+
 TEST(ShardedCheckpointTest, ReadsAFileOfAnOptimizerThatWasNotSharded) {
   const ScratchFolder folder;
   const std::string file = folder.File("run.pt");

@@ -138,6 +138,52 @@ TEST(ShardedOptimizerTest, EveryTypeAndLayout) {
 
 // ---- who has what ----
 
+TEST(ShardedOptimizerTest, OverHostsEachHostHasEverythingOnce) {
+  for (const std::vector<int>& host_of_rank : {std::vector{0, 0, 1, 1}, {0, 1, 0}}) {
+    const int size = static_cast<int>(host_of_rank.size());
+    for (const auto& [shard, habit] : {std::pair{Shard::OptimizerState, Habit::kPlain},
+                                       {Shard::Gradients, Habit::kPlain},
+                                       {Shard::Gradients, Habit::kClip}}) {
+      RunTorchRanks(
+          size,
+          [&, shard = shard, habit = habit](int rank) {
+            const auto whole = habits::TrainAsRank(Kind::kAdamW, habit, rank);
+            const auto sharded = habits::TrainAsRank(
+                Kind::kAdamW, habit, rank,
+                DistributedOptimizerOptions().shard(shard).shard_over(ShardOver::Host));
+            const double distance = Distance(sharded, whole);
+            // The norm is added up in another order.
+            EXPECT_LE(distance, habit == Habit::kClip ? habits::ToleranceOf(Kind::kAdamW) : 0);
+            const torch::Tensor distances = allgather(torch::full({1}, distance, torch::kDouble));
+            EXPECT_TRUE(torch::equal(distances, distances[0].expand_as(distances)));
+          },
+          habits::Deterministic(), host_of_rank);
+    }
+    RunTorchRanks(
+        size,
+        [&](int rank) {
+          const torch::Tensor weight = Weight({9000});
+          auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.1)),
+                                                Sharded().shard_over(ShardOver::Host));
+          Backward(weight, rank, 0);
+          optimizer.step();
+          const auto elements = torch::full({1}, ElementsOfState(optimizer), torch::kLong);
+          EXPECT_EQ(allreduce(elements, AllreduceOptions().op(ReduceOp::Sum)).item<std::int64_t>(),
+                    2 * 2 * weight.numel());
+          const auto all = add_process_set({0, 1, 2});
+          if (!all.included()) return;
+          EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                              [&] {
+                                DistributedOptimizer(
+                                    Adam({Weight({9})}, AdamOptions(0.1)),
+                                    Sharded().shard_over(ShardOver::Host).process_set(all));
+                              }),
+                      HasSubstr("need all ranks of the job"));
+        },
+        {}, host_of_rank);
+  }
+}
+
 TEST(CutShardsTest, BeginAtMultiplesOf128Bytes) {
   using detail::CutShards;
   EXPECT_THAT(CutShards(100, 8, 3, 0, ShardBy::Element), ElementsAre(0, 32, 64, 100));

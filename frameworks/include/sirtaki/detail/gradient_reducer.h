@@ -99,6 +99,9 @@ class SIRTAKI_API GradientReducer {
   // The session in which it was made, and the set of ranks over which it averages.
   std::shared_ptr<SessionState> session() const;
   ProcessSet process_set() const;
+  // The ranks that have the shards of everything together: several such sets have the same shards
+  // with ShardOver::Host.
+  ProcessSet shard_set() const;
   bool is_reducing() const;  // gradients are being reduced, so that zero_grad() throws
   // True if gradients stay this rank's own: what steps change is combined instead.
   bool has_local_gradients() const;

@@ -12,7 +12,7 @@ import torch
 
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch._library import _C
-from sirtaki.torch._shards import is_cut, parameters_of
+from sirtaki.torch._shards import is_cut, parameters_of, shard_set
 from sirtaki.torch._structures import moved
 from sirtaki.torch.functions import agreed, packed, unpacked
 from sirtaki.torch.process_sets import ProcessSet, _impl_of
@@ -151,7 +151,8 @@ class _Consolidation:
         if not asks[1]:
             return _Told(asks, [], [])
         state, held = self.optimizer.state, []
-        for place, parameter in enumerate(self.parameters):
+        is_first = _impl_of(shard_set(self.optimizer)).ranks()[0] == self.ranks[0]  # others have what these have
+        for place, parameter in enumerate(self.parameters if is_first else ()):
             shard, begin = shards.mine.get(parameter, (parameter, 0))
             if shard in state:
                 held.append(self._described(state[shard], place, begin, shard))

@@ -61,6 +61,9 @@ class Settings:
         if rest["shard"] not in shards:
             raise ValueError(f"shard is {rest['shard']!r}; it must be None, 'optimizer' or 'gradients'")
         rest["shard"] = shards.index(rest["shard"])
+        if rest["shard_over"] not in ("all", "host"):
+            raise ValueError(f"shard_over is {rest['shard_over']!r}; it must be 'all' or 'host'")
+        rest["over_host"] = rest.pop("shard_over") == "host"
         if hook is not None and not callable(hook):
             raise ValueError(f"communication_hook is {hook!r}; it must be a function")
         if hook is not None and (rest["op"] != Average or self.compression is not Compression.none):

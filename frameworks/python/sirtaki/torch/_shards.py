@@ -9,7 +9,7 @@ import torch
 
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch.functions import allgather_object
-from sirtaki.torch.process_sets import ProcessSet, _impl_of
+from sirtaki.torch.process_sets import ProcessSet, _impl_of, local_process_set
 
 _BY_ELEMENT = {
     getattr(torch.optim, name)
@@ -38,6 +38,11 @@ def is_cut(optimizer: torch.optim.Optimizer) -> bool:
 def steps_of(optimizer: torch.optim.Optimizer) -> Optional[int]:
     """How many steps the state of shards has seen since it was whole; None if it is whole."""
     return optimizer._sirtaki_shards.steps if is_cut(optimizer) else None  # type: ignore[attr-defined]
+
+
+def shard_set(optimizer: Any) -> ProcessSet:
+    """The ranks that have the shards of everything together; those of other hosts have the same with shard_over="host"."""
+    return local_process_set() if optimizer._sirtaki_settings.rest["shard_over"] == "host" else optimizer.process_set
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
@@ -117,7 +122,7 @@ class Shards:
 
     def saved(self, optimizer: Any, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
         """``state_dict``: the optimizer's own. The whole state where it is not cut, or no step was made."""
-        rank, ranks = _seat(optimizer.process_set)
+        rank, ranks = _seat(shard_set(optimizer))
         made: Dict[str, Any] = {"rank": rank, "ranks": ranks, "steps": None, "order": None, "shards": None}
         if not is_cut(optimizer):
             return {**made, "optimizer": state_dict()}
@@ -133,7 +138,7 @@ class Shards:
             raise InvalidArgumentError(
                 "load_shard_state_dict() takes what shard_state_dict() has returned; load_state_dict() takes a whole state"
             )
-        rank, ranks = _seat(optimizer.process_set)
+        rank, ranks = _seat(shard_set(optimizer))
         if (saved["rank"], saved["ranks"]) != (rank, ranks):
             raise InvalidArgumentError(
                 f"this is rank {rank} of {ranks}, and the state is of the shards of rank {saved['rank']} of {saved['ranks']}: "

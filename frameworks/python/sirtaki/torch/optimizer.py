@@ -346,6 +346,7 @@ def DistributedOptimizer(
     compress_within_host: bool = False,
     shard: Optional[str] = None,
     share_parameters: bool = True,
+    shard_over: str = "all",
 ) -> Any:
     """Returns the optimizer with gradients that are averaged over the ranks (of the process set). Collective; on a rank
     outside the set the optimizer does nothing more than the one that it is made of.
@@ -379,8 +380,10 @@ def DistributedOptimizer(
       element get a part of each parameter, others whole parameters; LBFGS and sparse gradients are refused.
       ``consolidated_state_dict()`` is in the place of ``state_dict()``. With ``"gradients"`` each rank also keeps its shard
       of the averages alone, and ``.grad`` is None from then on. See docs/sharding.md.
-    - ``share_parameters``: the parameters of a sharded optimizer lie once for all ranks of the set in memory that these
-      share, if they are on one host and on the CPU; the program writes to them as ever. False: each rank has its copy.
+    - ``share_parameters``: the parameters of a sharded optimizer lie once in memory that the ranks share, if they are on
+      the CPU, and the ranks that have shards on one host; the program writes to them as ever. False: each rank has its copy.
+    - ``shard_over``: the ranks that have one copy of everything together: ``"all"``, or ``"host"``, those of each host,
+      while gradients are averaged over all ranks. The latter needs all ranks of the job.
 
     Raises ValueError on every rank if any rank's arguments or parameters do not fit.
     """
@@ -409,6 +412,7 @@ def DistributedOptimizer(
             shard=shard,
             by_element=by_element(optimizer, shard),
             share_parameters=bool(share_parameters),
+            shard_over=shard_over,
         )
 
     settings = agreed(settings_of_arguments, process_set)

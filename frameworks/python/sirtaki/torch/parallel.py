@@ -119,6 +119,7 @@ class DistributedDataParallel(torch.nn.Module):
             shard=None,
             by_element=False,
             share_parameters=False,
+            shard_over="all",
         )
         self._reducer: Optional[_C.ModuleReducer] = None
         self._sirtaki_rebuild()
