@@ -1,6 +1,5 @@
 #include "ops/shm/backend.h"
 
-#include <algorithm>
 #include <deque>
 #include <string>
 #include <utility>
@@ -25,9 +24,21 @@ std::byte* At(void* memory, std::int64_t offset) {
   return static_cast<std::byte*>(memory) + offset;
 }
 
+// An operation of the large lane, from its beginning to its end.
+template <typename Make>
+Status RunThrough(SharedChannel& channel, bool spin, const Make& make) {
+  Turn turn(channel);
+  Steps steps = make(turn);
+  for (steps.Resume(); !steps.done(); steps.Resume()) {
+    if (Status status = channel.Block(steps.wait(), spin); !status.ok()) return status;
+  }
+  turn.Finish();
+  return channel.IsVoid() ? channel.AwaitFault() : steps.status();
+}
+
 }  // namespace
 
-// The operations of a channel that are under way, oldest first: what one of them needs of this
+// The operations of a small lane that are under way, oldest first: what one of them needs of this
 // rank, whichever is polled, all get.
 class Backend::Queue {
  public:
@@ -82,17 +93,6 @@ class Backend::Operation : public Completion {
     turn_.Finish();
     status_ = steps_.status();
     return done_ = true;
-  }
-  void RunThrough(bool spin) {
-    done_ = true;
-    steps_.Resume();
-    while (!steps_.done()) {
-      status_ = queue_->channel().Block(steps_.wait(), spin);
-      if (!status_.ok()) return;
-      steps_.Resume();
-    }
-    turn_.Finish();
-    status_ = queue_->channel().IsVoid() ? queue_->channel().AwaitFault() : steps_.status();
   }
 
  private:
@@ -193,12 +193,11 @@ std::unique_ptr<Completion> Backend::Run(Channel channel, Make make) {
     return Refused(StatusCode::kInvalidArgument,
                    "this rank is not in process set " + std::to_string(channel.set));
   }
-  auto operation = std::make_unique<Operation>(std::move(queue), std::move(make));
-  if (channel.lane == fusion::Lane::kSmall) {
-    operation->Begin();
-  } else {
-    operation->RunThrough(options_.spin);
+  if (channel.lane == fusion::Lane::kLarge) {
+    return Finished::With(RunThrough(queue->channel(), options_.spin, make));
   }
+  auto operation = std::make_unique<Operation>(std::move(queue), std::move(make));
+  operation->Begin();
   return operation;
 }
 
