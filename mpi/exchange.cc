@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
-#include <string>
 
 #include "mpi/check.h"
 #include "mpi/gate.h"

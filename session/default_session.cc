@@ -1,6 +1,4 @@
-#include <cstdlib>
 #include <string>
-#include <utility>
 
 #include "core/base/thread_annotations.h"
 #include "core/machine/start_notice.h"

@@ -1,8 +1,6 @@
 // The session of a world of one rank: no engine, no lanes; a call is done when it is submitted, and
 // a message when its other half is.
 #include <chrono>
-#include <string>
-#include <utility>
 
 #include "core/base/text.h"
 #include "core/protocol/message.h"

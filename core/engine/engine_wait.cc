@@ -1,6 +1,5 @@
 // How callers of the engine wait, and when its next round is due.
 #include <algorithm>
-#include <utility>
 
 #include "core/base/log.h"
 #include "core/base/text.h"

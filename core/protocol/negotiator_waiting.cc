@@ -1,6 +1,5 @@
 // The part of the negotiator that deals with waiting: who is lost (19), and the end (17).
 #include <algorithm>
-#include <utility>
 
 #include "core/base/text.h"
 #include "core/protocol/negotiator.h"

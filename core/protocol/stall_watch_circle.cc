@@ -2,7 +2,6 @@
 // submits nothing before that key has ended, and says so when it is asked about a key that it misses.
 // The first stall begins the questions, and their answers lead to others. Keys that lead back to
 // themselves over such ranks will never end.
-#include <algorithm>
 #include <string>
 #include <unordered_set>
 #include <utility>

@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <optional>
-#include <utility>
 
 #include "frameworks/python/bindings.h"
 #include "sirtaki/sync_batch_norm.h"

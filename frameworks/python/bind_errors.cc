@@ -1,9 +1,6 @@
 // sirtaki::Error as the exceptions of sirtaki.common.exceptions, which are of the kinds that
 // Horovod's programs catch.
-#include <array>
-#include <cstddef>
 #include <exception>
-#include <string>
 
 #include "frameworks/python/bindings.h"
 #include "sirtaki/error.h"

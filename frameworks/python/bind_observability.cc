@@ -1,6 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <string>
 
 #include "frameworks/python/bindings.h"

@@ -1,6 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <string>
 #include <vector>
 
 #include "frameworks/python/bindings.h"

@@ -1,6 +1,5 @@
 #include "launch/base/hmac.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 

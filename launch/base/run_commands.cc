@@ -1,7 +1,6 @@
 #include "launch/base/run_commands.h"
 
 #include <algorithm>
-#include <chrono>
 #include <csignal>
 #include <memory>
 #include <utility>

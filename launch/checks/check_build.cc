@@ -9,8 +9,6 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <optional>
 #include <system_error>
 #include <utility>
 

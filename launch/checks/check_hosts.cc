@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <filesystem>
-#include <optional>
 #include <system_error>
 #include <utility>
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "core/base/spelling.h"

@@ -4,7 +4,6 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <utility>
 
 namespace sirtaki::launch {
 

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "core/base/text.h"

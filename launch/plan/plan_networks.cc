@@ -1,6 +1,5 @@
 // Over which networks the ranks of several hosts talk.
 #include <algorithm>
-#include <array>
 #include <string>
 #include <vector>
 

@@ -4,7 +4,6 @@
 #include <link.h>
 
 #include <algorithm>
-#include <string_view>
 #include <system_error>
 
 namespace sirtaki::ops {

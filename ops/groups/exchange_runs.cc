@@ -1,7 +1,6 @@
 // What members give to each other in parts of different sizes: gather, scatter and all-to-all. The
 // rows of all tensors are told first, in one operation, then all tensors move in another one.
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "ops/base/bytes.h"
 #include "ops/base/kernels.h"

@@ -1,5 +1,4 @@
 // The host lanes at work: what is queued, what runs, and how it ends.
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <limits>

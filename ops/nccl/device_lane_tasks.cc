@@ -1,8 +1,6 @@
 // What the lane of a GPU does for one task: a group that is launched, a set that goes.
 #include <algorithm>
-#include <chrono>
 #include <functional>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>

@@ -1,6 +1,5 @@
 #include "ops/nccl/host_bounce.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>

@@ -1,7 +1,6 @@
 #include "ops/shm/blocks.h"
 
 #include <algorithm>
-#include <string>
 
 namespace sirtaki::ops::shm {
 

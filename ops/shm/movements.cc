@@ -2,9 +2,7 @@
 // and the rest from the frames.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string>
-#include <utility>
 
 #include "ops/base/bytes.h"
 #include "ops/shm/operations.h"

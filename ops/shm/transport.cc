@@ -1,7 +1,6 @@
 #include "ops/shm/transport.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <utility>

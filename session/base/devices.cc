@@ -1,7 +1,6 @@
 #include "session/base/devices.h"
 
 #include <array>
-#include <cstddef>
 #include <utility>
 
 #include "ops/cuda/kernel_image.h"

@@ -1,7 +1,6 @@
 #include "session/base/host_group_setup.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 #include <vector>
 

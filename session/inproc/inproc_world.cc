@@ -1,6 +1,5 @@
 #include "session/inproc/inproc_world.h"
 
-#include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>

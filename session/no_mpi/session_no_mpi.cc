@@ -1,6 +1,5 @@
 // CreateMpi in a build without MPI: a job of one rank.
 #include <string>
-#include <vector>
 
 #include "core/base/log.h"
 #include "session/inproc/inproc_world.h"

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <utility>
 
 #include "core/base/rank_ranges.h"
 #include "core/protocol/mismatch.h"

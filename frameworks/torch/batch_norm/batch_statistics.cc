@@ -6,8 +6,6 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <tuple>
-
 namespace sirtaki::detail {
 
 BatchShare ShareOf(const at::Tensor& input) {

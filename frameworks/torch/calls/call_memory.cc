@@ -7,7 +7,6 @@
 
 #include <numeric>
 #include <stdexcept>
-#include <utility>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"

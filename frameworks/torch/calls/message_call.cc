@@ -5,7 +5,6 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/call_memory.h"

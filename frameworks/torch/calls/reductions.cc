@@ -1,7 +1,5 @@
 #include "sirtaki/reductions.h"
 
-#include <utility>
-
 #include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/calls/sparse_call.h"
 #include "frameworks/torch/tensors/compression.h"

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
 #include "frameworks/torch/tensors/seed_mix.h"
 

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <string>
 #include <vector>
 
 #include "frameworks/torch/calls/agreement.h"

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <exception>
 #include <optional>
 #include <utility>
 #include <vector>

@@ -3,9 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/sparse_call.h"

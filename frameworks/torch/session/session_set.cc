@@ -1,7 +1,5 @@
 #include "frameworks/torch/session/session_set.h"
 
-#include <utility>
-
 #include "core/protocol/mismatch.h"
 #include "frameworks/torch/tensors/throw.h"
 
