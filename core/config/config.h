@@ -28,6 +28,7 @@ enum class TransportMode : std::uint8_t { kAuto, kMpi };
 enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
 enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
 enum class GradientArenaMode : std::uint8_t { kAuto, kPlain, kOff };
+enum class ShardMode : std::uint8_t { kProgram, kNone, kOptimizer, kGradients };
 enum class NcclCtaPolicy : std::uint8_t { kDefault, kEfficiency, kZero };
 
 // Words of the option flight_records that are no folder.
@@ -67,6 +68,7 @@ struct Config {
   bool nccl_direct = true;
   int nccl_max_ctas = 0;  // zero: auto
   NcclCtaPolicy nccl_cta_policy = NcclCtaPolicy::kDefault;
+  ShardMode shard = ShardMode::kProgram;
   bool deterministic = false;
   bool autotune = false;
   std::string autotune_log;

@@ -23,6 +23,7 @@ constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kGradientArenas = {"auto", "plain", "off"};
+constexpr std::array<std::string_view, 4> kShardModes = {"program", "none", "optimizer", "gradients"};
 constexpr std::array<std::string_view, 3> kNcclCtaPolicies = {"default", "efficiency", "zero"};
 
 // clang-format off
@@ -224,6 +225,10 @@ std::vector<OptionSpec> MakeTable() {
           "blocks, zero (2.28) none where copy engines can do the work. NCCL's variable NCCL_CTA_POLICY "
           "wins over it.")
           .OneOf(kNcclCtaPolicies).Agreed(),
+      Option<&Config::shard>("shard", OptionKind::kChoice,
+          "What optimizers keep in shards: program what the program says to each of them; none, optimizer "
+          "and gradients the same for all, whatever the program says, to try it without a change.")
+          .OneOf(kShardModes).Agreed(),
       Option<&Config::deterministic>("deterministic", OptionKind::kBool,
           "Whether the same program gives the same bits in every run, even where MPI would reduce together "
           "whatever is ready: buckets of gradients then follow the order of the parameters, and every "

@@ -4,6 +4,7 @@
 
 #include "frameworks/python/bindings.h"
 #include "sirtaki/memory.h"
+#include "sirtaki/memory_plan.h"
 #include "sirtaki/observability.h"
 
 namespace sirtaki::python {
@@ -69,6 +70,14 @@ py::dict MemoryNow() {
 void BindObservability(py::module_& module) {
   module.def("metrics", &MetricsNow);
   module.def("memory_use", &MemoryNow);
+  module.def(
+      "memory_plan",
+      [](std::int64_t parameters, std::int64_t gradients, std::int64_t state, int ranks,
+         int ranks_of_host, bool parameters_once) {
+        return memory_plan({parameters, gradients, state}, ranks, ranks_of_host, parameters_once)
+            .text();
+      },
+      WithoutGil());
   module.def("release_memory", &release_memory, WithoutGil());
   module.def(
       "start_timeline", [](const std::string& path) { start_timeline(path); }, WithoutGil());

@@ -57,6 +57,11 @@ ReducerSettings SettingsOf(NamedTensors named, std::string name, int op, double 
 }  // namespace
 
 void BindReducers(py::module_& module) {
+  module.def(
+      "shard_of_job",
+      [](int shard) { return static_cast<int>(detail::ShardOfJob(static_cast<Shard>(shard))); },
+      WithoutGil());
+
   py::class_<PythonScope>(module, "Scope").def("close", &PythonScope::Close);
 
   py::class_<GradientBucket>(module, "GradientBucket")

@@ -335,3 +335,13 @@ def test_shard_over_takes_two_words_and_all_ranks(rank, size):
     for arguments, text in (({"shard_over": "hosts"}, "must be 'all' or 'host'"),):
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), shard="optimizer", **arguments)
+
+
+def test_memory_plan_is_a_table_of_what_each_kind_of_shards_takes(rank, size):
+    model = torch.nn.Linear(1024, 1024, bias=False)  # 4 MiB
+    plan = {line[:28].strip(): [float(number) for number in line[28:].split()]
+            for line in hvd.memory_plan(torch.optim.Adam(model.parameters())).splitlines()[1:-1]}
+    assert plan["without shards"] == [4 * size, 4 * size, 8 * size, 16 * size]
+    if size > 1:
+        assert plan["OptimizerState"] == [4, 4 * size, 8, 12 + 4 * size]
+        assert plan["Gradients"] == [4, 4, 8, 16]

@@ -56,6 +56,7 @@ class InitOptions {
   InitOptions& hierarchy(std::string word) { return set("hierarchy", std::move(word)); }
   InitOptions& allocator(std::string word) { return set("allocator", std::move(word)); }
   InitOptions& gradient_arena(std::string word) { return set("gradient_arena", std::move(word)); }
+  InitOptions& shard(std::string word) { return set("shard", std::move(word)); }
   InitOptions& nccl_cta_policy(std::string word) { return set("nccl_cta_policy", std::move(word)); }
 
   InitOptions& timeline(std::string path) { return set("timeline", std::move(path)); }

@@ -22,6 +22,7 @@
 #include "sirtaki/handle.h"
 #include "sirtaki/init_options.h"
 #include "sirtaki/memory.h"
+#include "sirtaki/memory_plan.h"
 #include "sirtaki/messages.h"
 #include "sirtaki/metrics.h"
 #include "sirtaki/movement.h"

@@ -29,6 +29,16 @@ namespace {
 
 }  // namespace
 
+Shard ShardOfJob(Shard of_program) {
+  switch (CurrentSession()->session().config().shard) {
+    case core::ShardMode::kProgram: break;
+    case core::ShardMode::kNone: return Shard::None;
+    case core::ShardMode::kOptimizer: return Shard::OptimizerState;
+    case core::ShardMode::kGradients: return Shard::Gradients;
+  }
+  return of_program;
+}
+
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
                             const torch::optim::Optimizer* optimizer,
                             const std::shared_ptr<SessionState>& session)
@@ -350,8 +360,10 @@ GradientReducer* ReducerOf(torch::optim::Optimizer& optimizer) {
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
                                  const DistributedOptimizerOptions& options)
-    : impl_(std::make_shared<Impl>(std::move(named_parameters), options, &optimizer,
-                                   CurrentSession())) {
+    : impl_(std::make_shared<Impl>(
+          std::move(named_parameters),
+          DistributedOptimizerOptions(options).shard(ShardOfJob(options.shard())), &optimizer,
+          CurrentSession())) {
   impl_->Scan(optimizer);
 }
 

@@ -73,6 +73,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_TRUE(config.nccl_direct);
   EXPECT_EQ(config.nccl_max_ctas, 0);
   EXPECT_EQ(config.nccl_cta_policy, NcclCtaPolicy::kDefault);
+  EXPECT_EQ(config.shard, ShardMode::kProgram);
   EXPECT_FALSE(config.deterministic);
   EXPECT_FALSE(config.autotune);
   EXPECT_EQ(config.autotune_log, "");
@@ -143,6 +144,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.first_bucket_bytes == 2 * kMiB; }},
       {"--sirtaki-gradient-arena", "SIRTAKI_GRADIENT_ARENA", "gradient_arena", "plain",
        [](const Config& c) { return c.gradient_arena == GradientArenaMode::kPlain; }},
+      {"--sirtaki-shard", "SIRTAKI_SHARD", "shard", "gradients",
+       [](const Config& c) { return c.shard == ShardMode::kGradients; }},
       {"--sirtaki-nccl-limit", "SIRTAKI_NCCL_LIMIT", "nccl_limit", "20min",
        [](const Config& c) { return c.nccl_limit == 20min; }},
       {"--sirtaki-nccl-direct", "SIRTAKI_NCCL_DIRECT", "nccl_direct", "0",

@@ -53,6 +53,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .hierarchy("on")
                            .allocator("off")
                            .gradient_arena("plain")
+                           .shard("none")
                            .nccl_cta_policy("zero")
                            .timeline("a")
                            .metrics_file("b")

@@ -138,6 +138,28 @@ TEST(ShardedOptimizerTest, EveryTypeAndLayout) {
 
 // ---- who has what ----
 
+TEST(ShardedOptimizerTest, TheOptionOfTheJobGoesBeforeWhatTheProgramSays) {
+  for (const auto& [job, program, are_sharded] :
+       {std::tuple{core::ShardMode::kOptimizer, Shard::None, true},
+        {core::ShardMode::kGradients, Shard::OptimizerState, true},
+        {core::ShardMode::kNone, Shard::Gradients, false}}) {
+    core::Config config;
+    config.shard = job;
+    RunTorchRanks(
+        2,
+        [&, job = job, program = program, are_sharded = are_sharded](int rank) {
+          const torch::Tensor weight = Weight({9000});
+          auto optimizer = DistributedOptimizer(Adam({weight}, AdamOptions(0.1)),
+                                                DistributedOptimizerOptions().shard(program));
+          Backward(weight, rank, 0);
+          EXPECT_EQ(weight.grad().defined(), job != core::ShardMode::kGradients);
+          optimizer.step();
+          EXPECT_EQ(ElementsOfState(optimizer) < 2 * weight.numel(), are_sharded);
+        },
+        config);
+  }
+}
+
 TEST(ShardedOptimizerTest, OverHostsEachHostHasEverythingOnce) {
   for (const std::vector<int>& host_of_rank : {std::vector{0, 0, 1, 1}, {0, 1, 0}}) {
     const int size = static_cast<int>(host_of_rank.size());

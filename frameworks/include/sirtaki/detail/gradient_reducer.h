@@ -35,6 +35,9 @@ struct ShardOfParameter {
       false;  // of its gradient, kept in shards: `.grad` of the parameter is undefined
 };
 
+// What an optimizer keeps in shards: the option `shard` of the job goes before what the program says.
+SIRTAKI_API Shard ShardOfJob(Shard of_program);
+
 // Names the parameters by their place in the optimizer: "parameter 0", …. A tensor that stands in
 // several places counts once.
 SIRTAKI_API NamedTensors NamesByPosition(const torch::optim::Optimizer& optimizer);

@@ -16,6 +16,7 @@ from sirtaki.torch.process_sets import ProcessSet, _impl_of
 from sirtaki.torch.reductions import Adasum, Average, Sum, op_number
 
 Named = List[Tuple[str, torch.Tensor]]
+SHARDS = (None, "optimizer", "gradients")  # in the order of Shard
 
 
 class Settings:
@@ -57,10 +58,9 @@ class Settings:
         if average_at not in ("step", "backward"):
             raise ValueError(f"average_at is {average_at!r}; it must be 'step' or 'backward'")
         rest["at_backward"] = average_at == "backward"
-        shards = (None, "optimizer", "gradients")  # in the order of Shard
-        if rest["shard"] not in shards:
+        if rest["shard"] not in SHARDS:
             raise ValueError(f"shard is {rest['shard']!r}; it must be None, 'optimizer' or 'gradients'")
-        rest["shard"] = shards.index(rest["shard"])
+        rest["shard"] = SHARDS.index(rest["shard"])
         if rest["shard_over"] not in ("all", "host"):
             raise ValueError(f"shard_over is {rest['shard_over']!r}; it must be 'all' or 'host'")
         rest["over_host"] = rest.pop("shard_over") == "host"

@@ -12,7 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError,
 from sirtaki.torch._consolidated import consolidated
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import Named, Settings, without_garbage
+from sirtaki.torch._reduction import SHARDS, Named, Settings, without_garbage
 from sirtaki.torch._shards import Shards, by_element, check_steps, is_cut
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
@@ -396,6 +396,7 @@ def DistributedOptimizer(
         if is_cut(optimizer):
             raise ValueError("the optimizer has the state of a sharded one that was made of it: make a new optimizer")
         _check_groups(num_groups, groups)
+        of_job = SHARDS[_C.shard_of_job(SHARDS.index(shard))] if shard in SHARDS else shard
         return Settings(
             _names(optimizer, named_parameters),
             compression,
@@ -409,8 +410,8 @@ def DistributedOptimizer(
             everywhere=compress_within_host,
             sparse_as_dense=sparse_as_dense,
             check_every=check_parameters_every,
-            shard=shard,
-            by_element=by_element(optimizer, shard),
+            shard=of_job,
+            by_element=by_element(optimizer, of_job),
             share_parameters=bool(share_parameters),
             shard_over=shard_over,
         )
