@@ -26,7 +26,7 @@
 namespace sirtaki::ops {
 
 // HierarchicalRun is not thread-safe. Everything that is given by reference must outlive it.
-class HierarchicalRun final : public Completion {
+class HierarchicalRun {
  public:
   // Reduces a carrier's slice with those of the other hosts' carriers, in place. Any number may be
   // under way; all carriers start theirs in the same order.
@@ -39,10 +39,9 @@ class HierarchicalRun final : public Completion {
                   std::span<const Segment> segments, const SegmentReduction& how, Crossing crossing,
                   std::function<core::Status()> check);
   // What crosses unfinished keeps its memory.
-  ~HierarchicalRun() override;
+  ~HierarchicalRun();
 
-  bool Poll() override { return true; }
-  core::Status status() const override { return status_; }
+  const core::Status& status() const { return status_; }
 
  private:
   bool Advance();  // true if anything moved

@@ -186,9 +186,9 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
     core::MutexLock lock(mutex_);
     set = sets_.find(channel.set)->second;
   }
-  return std::make_unique<HierarchicalRun>(options_.spin, set.stage, set.slices, segments, how,
-                                           CrossingOf(channel.set, set),
-                                           [this] { return Check(); });
+  const HierarchicalRun run(options_.spin, set.stage, set.slices, segments, how,
+                            CrossingOf(channel.set, set), [this] { return Check(); });
+  return Finished::With(run.status());
 }
 
 HierarchicalRun::Crossing Hierarchy::CrossingOf(SetNumber set, const Set& which) {
