@@ -24,7 +24,7 @@ struct TrainedBytes {
 
 // The sums of the ranks of a host, in bytes, beside what activations, buckets under way and the
 // processes themselves take.
-struct MemoryPlan {
+struct SIRTAKI_API MemoryPlan {
   struct Choice {
     Shard shard = Shard::None;
     ShardOver shard_over = ShardOver::All;  // of meaning on several hosts
