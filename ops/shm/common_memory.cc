@@ -22,19 +22,24 @@ namespace {
 constexpr std::uint64_t kSomewhere = (std::uint64_t{1} << 63) | (std::uint64_t{1} << 62);
 constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
 
+// With a page for the token.
+std::int64_t SizeFor(std::int64_t bytes) {
+  return (bytes + PageSize() - 1) / PageSize() * PageSize() + PageSize();
+}
+
 }  // namespace
 
 Status CommonMemory::Create(std::int64_t bytes, std::shared_ptr<CommonMemory>* memory) {
   std::shared_ptr<Region> region;
-  Status status = Region::Create("sirtaki parameters", kHead + bytes, &region);
+  Status status = Region::Create("sirtaki parameters", SizeFor(bytes), &region);
   if (!status.ok()) return status;
   std::random_device random;
   Name name;
   name.process = getpid();
   name.descriptor = region->descriptor();
   name.token = static_cast<std::int64_t>((std::uint64_t{random()} << 32) | random() | 1U);
-  std::memcpy(region->base(), &name.token, sizeof(name.token));
   std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
+  std::memcpy(made->common() + made->last_page(), &name.token, sizeof(name.token));
   status = made->MapOwn();
   if (status.ok()) *memory = std::move(made);
   return status;
@@ -42,15 +47,14 @@ Status CommonMemory::Create(std::int64_t bytes, std::shared_ptr<CommonMemory>* m
 
 Status CommonMemory::Open(const Name& name, std::int64_t bytes,
                           std::shared_ptr<CommonMemory>* memory) {
-  const std::int64_t size = (kHead + bytes + PageSize() - 1) / PageSize() * PageSize();
   std::shared_ptr<Region> region;
   Status status = Region::Open(static_cast<pid_t>(name.process), static_cast<int>(name.descriptor),
-                               size, &region);
+                               SizeFor(bytes), &region);
   if (!status.ok()) return status;
-  if (std::memcmp(region->base(), &name.token, sizeof(name.token)) != 0) {
+  std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
+  if (std::memcmp(made->common() + made->last_page(), &name.token, sizeof(name.token)) != 0) {
     return {StatusCode::kUnsupported, "it is not the memory of a rank of this job"};
   }
-  std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
   status = made->MapOwn();
   if (status.ok()) *memory = std::move(made);
   return status;
@@ -73,15 +77,15 @@ Status CommonMemory::MapOwn() {
   pages_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pages_ < 0) return RefusedBySystem("cannot open /proc/self/pagemap");
   // A system that does not say which pages are copies, or says it wrongly, is found out here.
-  volatile auto* const first = reinterpret_cast<volatile std::int64_t*>(own_);
+  volatile auto* const token = reinterpret_cast<volatile std::int64_t*>(own_ + last_page());
   std::vector<Range> written;
-  static_cast<void>(*first);
+  static_cast<void>(*token);
   Status status = FindWritten(&written);
   bool right = status.ok() && written.empty();
-  *first = *first;
+  *token = *token;
   if (status.ok()) status = FindWritten(&written);
-  right = right && status.ok() && written.size() == 1 && written.front().begin == 0;
-  LetGo(written);
+  right = right && status.ok() && written.size() == 1 && written.front().begin == last_page();
+  if (right) LetGo(written.front());
   if (status.ok()) status = FindWritten(&written);
   right = right && status.ok() && written.empty();
   if (status.ok() && !right) {
@@ -114,8 +118,8 @@ Status CommonMemory::FindWritten(std::vector<Range>* written) const {
     for (std::int64_t i = 0; i < found; ++i) {
       const std::uint64_t entry = table[static_cast<std::size_t>(i)];
       if ((entry & kSomewhere) == 0 || (entry & kOfFile) != 0) continue;
-      const std::int64_t begin = std::max<std::int64_t>((p + i) * page - kHead, 0);
-      const std::int64_t end = (p + i + 1) * page - kHead;
+      const std::int64_t begin = (p + i) * page;
+      const std::int64_t end = begin + page;
       if (!written->empty() && written->back().end == begin) {
         written->back().end = end;
       } else {
@@ -127,13 +131,13 @@ Status CommonMemory::FindWritten(std::vector<Range>* written) const {
   return Status::Ok();
 }
 
-void CommonMemory::LetGo(const std::vector<Range>& written) {
-  const std::int64_t page = PageSize();
-  for (const Range& range : written) {
-    const std::int64_t begin = (range.begin + kHead) / page * page;
-    static_cast<void>(
-        madvise(own_ + begin, static_cast<std::size_t>(range.end + kHead - begin), MADV_DONTNEED));
-  }
+void CommonMemory::LetGo(const Range& pages) {
+  std::byte* const begin = own_ + pages.begin;
+  const auto size = static_cast<std::size_t>(pages.end - pages.begin);
+  if (madvise(begin, size, MADV_DONTNEED) == 0) return;
+  // The program has locked them in memory, and would go on with old numbers.
+  static_cast<void>(munlock(begin, size));
+  static_cast<void>(madvise(begin, size, MADV_DONTNEED));
 }
 
 }  // namespace sirtaki::ops::shm

@@ -41,27 +41,27 @@ class CommonMemory {
   CommonMemory& operator=(const CommonMemory&) = delete;
 
   const Name& name() const { return name_; }
-  std::byte* common() const { return region_->base() + kHead; }
-  std::byte* own() const { return own_ + kHead; }
+  // Both begin with a page.
+  std::byte* common() const { return region_->base(); }
+  std::byte* own() const { return own_; }
   bool IsOwn(const void* memory) const {
     const auto* at = static_cast<const std::byte*>(memory);
-    return at >= own() && at < own_ + region_->size();
+    return at >= own_ && at < own_ + region_->size();
   }
 
-  // Finds the pages that this rank has written at its own place, by their offsets from own(): ascending,
-  // apart, and cut to what the memory holds. Reads 8 bytes for each page. Errors: kUnsupported.
+  // Finds the pages that this rank has written at its own place, by their offsets from own():
+  // ascending and apart. Reads 8 bytes for each page. Errors: kUnsupported.
   core::Status FindWritten(std::vector<Range>* written) const;
-  // Lets go of these, which FindWritten has found: this rank sees there what all have.
-  void LetGo(const std::vector<Range>& written);
+  // Lets go of whole pages that FindWritten has found: this rank sees there what all have.
+  void LetGo(const Range& pages);
 
  private:
-  // Before the memory there is its token, in a page's first bytes.
-  static constexpr std::int64_t kHead = 128;
-
   CommonMemory(std::shared_ptr<Region> region, const Name& name)
       : region_(std::move(region)), name_(name) {}
   // Maps this rank's own place, and makes sure that pages can be told apart.
   core::Status MapOwn();
+  // The last page begins with the token.
+  std::int64_t last_page() const { return region_->size() - PageSize(); }
 
   const std::shared_ptr<Region> region_;
   const Name name_;

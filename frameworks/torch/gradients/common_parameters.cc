@@ -20,9 +20,6 @@ namespace {
 
 using ops::shm::CommonMemory;
 
-// A shard begins at a multiple of as many bytes, and two ranks write no cache line together.
-constexpr std::int64_t kAlignment = 128;
-
 // As much memory of parameters is given back to the system at a time.
 constexpr std::int64_t kReleasedBytes = std::int64_t{16} << 20;
 
@@ -37,6 +34,12 @@ at::Tensor TensorAt(const std::shared_ptr<CommonMemory>& memory, std::byte* begi
                     const at::Tensor& like) {
   return at::from_blob(
       begin, like.sizes(), like.strides(), [memory](void*) {}, like.options().requires_grad(false));
+}
+
+// Each parameter has pages of its own.
+std::int64_t PagesOf(const at::Tensor& parameter) {
+  const std::int64_t page = ops::shm::PageSize();
+  return (static_cast<std::int64_t>(parameter.nbytes()) + page - 1) / page * page;
 }
 
 bool OnOneHost(const SessionSet& set) {
@@ -62,27 +65,28 @@ void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
   Positions left;
   Ask(candidates, error, &adopted, &left);
   for (const std::size_t i : left) {
-    const auto& [parameter, place, begin, count] = candidates[i];
+    const auto& [parameter, place, begin, count, stepped] = candidates[i];
     if (place->memory) parameter.set_data(parameter.detach().clone());
     *place = {};
   }
   if (!adopted.empty()) Adopt(candidates, adopted);
-  bool any = false;
   for (const CommonCandidate& candidate : candidates) {
-    candidate.place->seen = candidate.parameter.const_data_ptr();
-    any = any || candidate.place->memory;
+    if (candidate.is_stepped) candidate.place->seen = candidate.parameter.const_data_ptr();
+    has_common_ = has_common_ || candidate.place->memory;
   }
-  on_ = any;
-  if (any) TakeWritten(candidates);
+  // Where no parameter had a gradient, later ones may.
+  if (!adopted.empty() || !left.empty()) on_ = has_common_;
 }
 
 void CommonParameters::Ask(const std::vector<CommonCandidate>& candidates, const std::string& error,
                            Positions* adopted, Positions* left) const {
   std::vector<std::int64_t> moved;  // twice the position, and 1 where it may move
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const auto& [parameter, place, begin, count] = candidates[i];
-    if (parameter.numel() == 0 || parameter.const_data_ptr() == place->seen) continue;
-    moved.push_back(static_cast<std::int64_t>(2 * i) + (MayMove(parameter) ? 1 : 0));
+    const auto& [parameter, place, begin, count, stepped] = candidates[i];
+    // One without a gradient may have other numbers on each rank.
+    if (parameter.numel() == 0 || (!stepped && !place->memory)) continue;
+    if (parameter.const_data_ptr() == place->seen) continue;
+    moved.push_back(static_cast<std::int64_t>(2 * i) + (stepped && MayMove(parameter) ? 1 : 0));
   }
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
@@ -110,13 +114,12 @@ void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
   std::int64_t bytes = 0;
   for (const std::size_t i : adopted) {
     begins.push_back(bytes);
-    bytes += (static_cast<std::int64_t>(candidates[i].parameter.nbytes()) + kAlignment - 1) /
-             kAlignment * kAlignment;
+    bytes += PagesOf(candidates[i].parameter);
   }
   const std::shared_ptr<CommonMemory> memory = MakeMemory(bytes);
   std::int64_t freed = 0;
   for (std::size_t a = 0; a < adopted.size(); ++a) {
-    const auto& [parameter, place, shard_begin, shard_count] = candidates[adopted[a]];
+    const auto& [parameter, place, shard_begin, shard_count, stepped] = candidates[adopted[a]];
     *place = {};
     if (!memory) continue;
     place->memory = memory;
@@ -152,7 +155,10 @@ std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
                         name_ + "/name", set_);
   const auto* const numbers = told.const_data_ptr<std::int64_t>();
   name = {numbers[0], numbers[1], numbers[2]};
-  if (!first && name.descriptor < 0) {
+  if (numbers[3] != bytes) {
+    status = {core::StatusCode::kUnsupported, "its size differs between the ranks"};
+    memory = nullptr;
+  } else if (!first && name.descriptor < 0) {
     status = {core::StatusCode::kUnsupported, "the first rank could not make it"};
   } else if (!first) {
     status = CommonMemory::Open(name, numbers[3], &memory);
@@ -170,32 +176,27 @@ std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
 }
 
 void CommonParameters::TakeWritten(const std::vector<CommonCandidate>& candidates) {
-  written_.clear();
-  for (const auto& [parameter, place, shard_begin, shard_count] : candidates) {
-    if (!place->memory) continue;
-    auto found = std::find_if(written_.begin(), written_.end(),
-                              [&](const Written& of) { return of.memory == place->memory; });
-    if (found == written_.end()) {
-      found = written_.insert(written_.end(), {place->memory, {}});
-      ThrowIfError(place->memory->FindWritten(&found->ranges));
-    }
+  std::map<const CommonMemory*, std::vector<CommonMemory::Range>> written;
+  for (const auto& [parameter, place, shard_begin, shard_count, stepped] : candidates) {
+    if (!place->memory || !stepped) continue;
+    const auto [found, is_new] = written.try_emplace(place->memory.get());
+    if (is_new) ThrowIfError(place->memory->FindWritten(&found->second));
     const auto size = static_cast<std::int64_t>(parameter.element_size());
-    const std::int64_t begin = place->begin + shard_begin * size;
-    const std::int64_t end = begin + shard_count * size;
-    auto range = std::partition_point(found->ranges.begin(), found->ranges.end(),
-                                      [&](const auto& of) { return of.end <= begin; });
-    for (; range != found->ranges.end() && range->begin < end; ++range) {
-      const std::int64_t from = std::max(begin, range->begin);
-      const std::int64_t to = std::min(end, range->end);
-      std::memcpy(place->memory->common() + from, place->memory->own() + from,
-                  static_cast<std::size_t>(to - from));
+    const std::int64_t end = place->begin + PagesOf(parameter);
+    const std::int64_t begin_of_shard = place->begin + shard_begin * size;
+    const std::int64_t end_of_shard = begin_of_shard + shard_count * size;
+    auto range = std::partition_point(found->second.begin(), found->second.end(),
+                                      [&](const auto& of) { return of.end <= place->begin; });
+    for (; range != found->second.end() && range->begin < end; ++range) {
+      const std::int64_t from = std::max(begin_of_shard, range->begin);
+      const std::int64_t to = std::min(end_of_shard, range->end);
+      if (from < to) {
+        std::memcpy(place->memory->common() + from, place->memory->own() + from,
+                    static_cast<std::size_t>(to - from));
+      }
+      place->memory->LetGo({std::max(place->begin, range->begin), std::min(end, range->end)});
     }
   }
-}
-
-void CommonParameters::Renew() {
-  for (const Written& of : written_) of.memory->LetGo(of.ranges);
-  written_.clear();
 }
 
 }  // namespace sirtaki::detail

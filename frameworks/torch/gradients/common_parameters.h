@@ -31,6 +31,7 @@ struct CommonCandidate {
   CommonPlace* place = nullptr;
   std::int64_t shard_begin = 0;  // this rank's, in elements
   std::int64_t shard_count = 0;
+  bool is_stepped = false;  // by this step
 };
 
 // Used by the thread that uses the optimizer.
@@ -40,14 +41,16 @@ class CommonParameters {
   CommonParameters(SessionSet set, const std::string& what, bool wanted);
 
   // Waits for all ranks, whose reads of their parameters are over then, and puts what is to be common
-  // where all have it; what this rank has written in its shards goes there as well. The candidates are
-  // those of all ranks, in the same order. `error`: why this rank makes no step; all ranks throw it.
-  // Collective.
+  // where all have it. The candidates are those of all ranks, in the same order. `error`: why this
+  // rank makes no step; all ranks throw it. Collective.
   void Meet(const std::vector<CommonCandidate>& candidates, const std::string& error);
   // Whether some parameters are common, or may be after Meet. The same on all ranks.
   bool on() const { return on_; }
-  // Lets this rank see what all have written in the step. To be called when all ranks have.
-  void Renew();
+  // Brings what this rank has written in its shards of the parameters of the step to where all see it,
+  // and lets go of the rest. To be called between Meet and the gather: before the base's step, and
+  // after it for what that has written to the program's view of the parameters. A parameter without
+  // a gradient keeps what was written to it, as it does where each rank has a copy.
+  static void TakeWritten(const std::vector<CommonCandidate>& candidates);
 
  private:
   using Positions = std::vector<std::size_t>;  // in the candidates
@@ -59,16 +62,11 @@ class CommonParameters {
   // Makes these common, or none of them where the ranks cannot see each other's memory.
   void Adopt(const std::vector<CommonCandidate>& candidates, const Positions& adopted);
   std::shared_ptr<ops::shm::CommonMemory> MakeMemory(std::int64_t bytes);
-  void TakeWritten(const std::vector<CommonCandidate>& candidates);
 
   const SessionSet set_;
-  const std::string name_;  // of its calls
-  bool on_;                 // the same on all ranks
-  struct Written {
-    std::shared_ptr<ops::shm::CommonMemory> memory;
-    std::vector<ops::shm::CommonMemory::Range> ranges;
-  };
-  std::vector<Written> written_;  // since the last step
+  const std::string name_;   // of its calls
+  bool on_;                  // the same on all ranks
+  bool has_common_ = false;  // or has had: parameters that have left may come back
 };
 
 }  // namespace sirtaki::detail

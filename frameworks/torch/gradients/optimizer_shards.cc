@@ -278,6 +278,9 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
     }
   };
   attempt([&] { Find(optimizer, &all, &stepped); });
+  const auto is_stepped = [of_step =
+                               std::unordered_set<const Shards*>(stepped.begin(), stepped.end())](
+                              const Shards* shards) { return of_step.count(shards) != 0; };
   std::vector<CommonCandidate> candidates;
   for (Shards* const shards : all) {
     // A parameter moves only where nothing else has its memory; Cut lets the shard lie in it again.
@@ -285,16 +288,18 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
       shards->mine.set_data(at::empty({0}, shards->mine.options()));
     }
     const std::int64_t begin = shards->cuts[self()];
-    candidates.push_back(
-        {shards->parameter, &shards->place, begin, shards->cuts[self() + 1] - begin});
+    candidates.push_back({shards->parameter, &shards->place, begin,
+                          shards->cuts[self() + 1] - begin, is_stepped(shards)});
   }
   meet([&] { common_.Meet(candidates, error); });
   if (!first_error) {
     attempt([&] {
+      CommonParameters::TakeWritten(candidates);
       const InPlaceOfParameters in_place(optimizer, Cut(optimizer, all, stepped));
       base_step();
     });
     attempt([&] { Uncut(all, stepped); });
+    attempt([&] { CommonParameters::TakeWritten(candidates); });
   }
   meet([&] { Gather(std::move(stepped), error); });
   if (first_error) std::rethrow_exception(first_error);
@@ -360,7 +365,6 @@ void OptimizerShards::Gather(std::vector<Shards*> stepped, const std::string& er
   }
   std::size_t packed = into.size() - small.size() - (common_.on() ? 1 : 0);
   for (const auto& [kind, parameters] : small) Unpack(parameters, into[packed++]);
-  common_.Renew();
   for (const Shards* const shards : stepped) NoteOverwritten(shards->parameter);
 }
 

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -82,10 +83,23 @@ TEST(CommonMemoryTest, FindsEachPageThatWasWrittenAndLetsGoOfIt) {
 
   std::vector<CommonMemory::Range> ranges;
   ASSERT_TRUE(memory->FindWritten(&ranges).ok());
-  memory->LetGo(ranges);
+  for (const CommonMemory::Range& range : ranges) memory->LetGo(range);
   EXPECT_FALSE(AnyOf(Written(*memory)));
   for (std::int64_t at = 0; at < kCommonBytes; ++at)
     ASSERT_EQ(memory->own()[at], std::byte{1}) << at;
+}
+
+TEST(CommonMemoryTest, LetsGoOfAPageThatTheProgramHasLocked) {
+  const auto first = MakeCommon();
+  const auto memory = OpenCommon(first->name());
+  if (mlock(memory->own(), 4096) != 0) GTEST_SKIP() << "no page may be locked here";
+  memory->own()[0] = std::byte{2};
+  first->common()[0] = std::byte{1};
+  std::vector<CommonMemory::Range> ranges;
+  ASSERT_TRUE(memory->FindWritten(&ranges).ok());
+  ASSERT_EQ(ranges.size(), 1U);
+  memory->LetGo(ranges.front());
+  EXPECT_EQ(memory->own()[0], std::byte{1});
 }
 
 TEST(CommonMemoryTest, OtherProcessesAndForkedChildren) {

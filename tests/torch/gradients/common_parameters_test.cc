@@ -353,6 +353,137 @@ TEST(CommonParametersTest, AStepThatThrowsIsAnErrorOnAllRanksAndTheNextOneGoesOn
   });
 }
 
+TEST(CommonParametersTest, AParameterThatHasLeftTheOptimizerKeepsWhatIsWrittenToIt) {
+  RunTorchRanks(
+      2,
+      [](int rank) {
+        const auto train = [&](bool common) {
+          std::vector<torch::Tensor> weights = MixedWeights();
+          auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards(common));
+          for (int step = 0; step < 4; ++step) {
+            optimizer.zero_grad();
+            BackwardOfAll(weights, rank, step);
+            if (step == 2) optimizer.param_groups()[0].params() = {weights[0], weights[2]};
+            optimizer.step();
+            const torch::NoGradGuard no_grad;
+            if (step >= 2)
+              for (torch::Tensor& weight : weights) weight.mul_(0.5).add_(rank);
+          }
+          return weights;
+        };
+        ExpectSameTensors(train(true), train(false), "left");
+      },
+      habits::Deterministic());
+}
+
+TEST(CommonParametersTest, AParameterWithoutGradientKeepsWhatIsWrittenToIt) {
+  RunTorchRanks(
+      2,
+      [](int rank) {
+        const auto train = [&](bool common) {
+          std::vector<torch::Tensor> weights = MixedWeights();
+          auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards(common));
+          for (int step = 0; step < 5; ++step) {
+            optimizer.zero_grad();
+            weights[3].set_requires_grad(step < 1);
+            weights[5].set_requires_grad(step != 0);
+            for (const torch::Tensor& weight : weights) {
+              if (weight.requires_grad()) BackwardOfAll({weight}, rank, step);
+            }
+            optimizer.step();
+            const torch::NoGradGuard no_grad;
+            for (torch::Tensor& weight : weights) weight.add_(rank);
+          }
+          return weights;
+        };
+        ExpectSameTensors(train(true), train(false), "frozen");
+      },
+      habits::Deterministic());
+}
+
+TEST(CommonParametersTest, ParametersThatAllLeaveAndComeBack) {
+  RunTorchRanks(
+      2,
+      [](int rank) {
+        const auto train = [&](bool common) {
+          std::vector<torch::Tensor> weights = MixedWeights();
+          const std::vector<torch::Tensor> others = {torch::ones({900}).requires_grad_()};
+          const torch::Tensor view = others[0].detach();
+          auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards(common));
+          for (int step = 0; step < 6; ++step) {
+            std::vector<torch::Tensor> now = step / 2 == 1 ? others : weights;
+            optimizer.param_groups()[0].params() = now;
+            optimizer.zero_grad();
+            BackwardOfAll(now, rank, step);
+            optimizer.step();
+            const torch::NoGradGuard no_grad;
+            for (torch::Tensor& weight : weights) weight.add_(rank);
+            for (torch::Tensor& weight : now) weight.mul_(0.5);
+          }
+          return weights;
+        };
+        ExpectSameTensors(train(true), train(false), "left");
+      },
+      habits::Deterministic());
+}
+
+// Its step changes parameters that it knows from elsewhere, as hooks of a step do in Python.
+class ClippingStep : public SGD {
+ public:
+  ClippingStep(std::vector<torch::Tensor> parameters, SGDOptions options)
+      : SGD(parameters, options), parameters_(std::move(parameters)) {}
+  torch::Tensor step(LossClosure closure) override {
+    torch::Tensor loss = SGD::step(std::move(closure));
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : parameters_) parameter.clamp_(-0.1, 0.1);
+    return loss;
+  }
+
+ private:
+  std::vector<torch::Tensor> parameters_;
+};
+
+TEST(CommonParametersTest, AStepThatWritesToTheParametersThatAProgramSees) {
+  for (const ShardBy by : {ShardBy::Element, ShardBy::Parameter}) {
+    RunTorchRanks(
+        2,
+        [by](int rank) {
+          const auto train = [&](const DistributedOptimizerOptions& options) {
+            const std::vector<torch::Tensor> weights = MixedWeights();
+            auto optimizer = DistributedOptimizer(ClippingStep(weights, SGDOptions(0.5)), options);
+            for (int step = 0; step < 3; ++step) {
+              optimizer.zero_grad();
+              BackwardOfAll(weights, rank, step);
+              optimizer.step();
+              ExpectEqualOnAllRanks(weights);
+            }
+            return weights;
+          };
+          const auto whole = train(DistributedOptimizerOptions());
+          ExpectSameTensors(train(InShards().shard_by(by)), whole, "common");
+          ExpectSameTensors(train(InShards(false).shard_by(by)), whole, "copies");
+        },
+        habits::Deterministic());
+  }
+}
+
+TEST(CommonParametersTest, ANewOptimizerTakesThemOver) {
+  RunTorchRanks(2, [](int rank) {
+    const std::vector<torch::Tensor> weights = MixedWeights();
+    const void* at = nullptr;
+    for (int i = 0; i < 3; ++i) {
+      auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards());
+      BackwardOfAll(weights, rank, i);
+      optimizer.step();
+      EXPECT_TRUE(IsCommon(weights[0]));
+      EXPECT_NE(weights[0].const_data_ptr(), at);
+      at = weights[0].const_data_ptr();
+      optimizer.zero_grad();
+    }
+    ExpectEqualOnAllRanks(weights);
+  });
+}
+
 TEST(CommonParametersTest, AnotherListOfGradientsIsAnErrorOnAllRanks) {
   RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> weights = MixedWeights();
