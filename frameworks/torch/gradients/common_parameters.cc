@@ -23,17 +23,30 @@ using ops::shm::CommonMemory;
 // As much memory of parameters is given back to the system at a time.
 constexpr std::int64_t kReleasedBytes = std::int64_t{16} << 20;
 
-// Whether the parameter may get other memory: nothing else is in the one that it has.
+using Kept = std::shared_ptr<CommonMemory>;
+void EndKept(void* kept) { delete static_cast<Kept*>(kept); }
+
+// The memory is an allocator's or ours, and no other tensor is in it. What is a file's, pinned, an
+// array's, or shared with processes that the program knows of has another context, and stays.
+bool IsOfNobodyElse(const at::Storage& storage) {
+  const at::DataPtr& data = storage.data_ptr();
+  return storage.use_count() == 1 &&
+         (data.get() == data.get_context() || data.get_deleter() == &EndKept);
+}
+
+// Whether the parameter may get other memory.
 bool MayMove(const at::Tensor& parameter) {
   return parameter.is_cpu() && parameter.layout() == at::kStrided && parameter.numel() > 0 &&
          !parameter.is_inference() && !parameter.unsafeGetTensorImpl()->is_python_dispatch() &&
-         parameter.is_non_overlapping_and_dense() && parameter.storage().use_count() == 1;
+         parameter.is_non_overlapping_and_dense() && IsOfNobodyElse(parameter.storage());
 }
 
-at::Tensor TensorAt(const std::shared_ptr<CommonMemory>& memory, std::byte* begin,
-                    const at::Tensor& like) {
-  return at::from_blob(
-      begin, like.sizes(), like.strides(), [memory](void*) {}, like.options().requires_grad(false));
+at::Tensor TensorAt(const Kept& memory, std::byte* begin, const at::Tensor& like) {
+  return at::for_blob(begin, like.sizes())
+      .strides(like.strides())
+      .context(new Kept(memory), &EndKept)
+      .options(like.options().requires_grad(false))
+      .make_tensor();
 }
 
 // Each parameter has pages of its own.
@@ -66,7 +79,9 @@ void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
   Ask(candidates, error, &adopted, &left);
   for (const std::size_t i : left) {
     const auto& [parameter, place, begin, count, stepped] = candidates[i];
-    if (place->memory) parameter.set_data(parameter.detach().clone());
+    if (place->memory && place->memory->IsOwn(parameter.const_data_ptr())) {
+      parameter.set_data(parameter.detach().clone());
+    }
     *place = {};
   }
   if (!adopted.empty()) Adopt(candidates, adopted);

@@ -467,6 +467,22 @@ TEST(CommonParametersTest, AStepThatWritesToTheParametersThatAProgramSees) {
   }
 }
 
+TEST(CommonParametersTest, ParametersInMemoryOfTheProgramStayThere) {
+  RunTorchRanks(2, [](int rank) {
+    std::vector<float> memory(4000, 1.0F);
+    std::vector<torch::Tensor> weights = {torch::from_blob(memory.data(), {4000}).requires_grad_(),
+                                          Waves({70}, 2).clone().requires_grad_()};
+    auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      BackwardOfAll(weights, rank, step);
+      optimizer.step();
+      EXPECT_EQ(weights[0].const_data_ptr(), memory.data());
+      EXPECT_TRUE(IsCommon(weights[1]));
+    }
+  });
+}
+
 TEST(CommonParametersTest, ANewOptimizerTakesThemOver) {
   RunTorchRanks(2, [](int rank) {
     const std::vector<torch::Tensor> weights = MixedWeights();
