@@ -1,7 +1,9 @@
 #include "frameworks/torch/gradients/common_parameters.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cstring>
@@ -74,6 +76,9 @@ CommonParameters::CommonParameters(SessionSet set, const std::string& what, bool
 void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
                             const std::string& error) {
   if (!on_) return;
+  // A parameter that gets an inference tensor's memory becomes one.
+  const c10::InferenceMode no_inference(false);
+  const at::NoGradGuard no_grad;
   Positions adopted;
   Positions left;
   Ask(candidates, error, &adopted, &left);

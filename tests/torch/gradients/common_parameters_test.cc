@@ -427,6 +427,22 @@ TEST(CommonParametersTest, ParametersThatAllLeaveAndComeBack) {
       habits::Deterministic());
 }
 
+TEST(CommonParametersTest, AStepInInferenceModeLeavesParametersThatMayBeTrained) {
+  RunTorchRanks(2, [](int) {
+    const std::vector<torch::Tensor> weights = MixedWeights();
+    auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      for (const torch::Tensor& weight : weights) (weight * weight).sum().backward();
+      const c10::InferenceMode guard;
+      optimizer.step();
+      EXPECT_TRUE(IsCommon(weights[0]));
+      EXPECT_FALSE(weights[0].is_inference());
+    }
+    ExpectEqualOnAllRanks(weights);
+  });
+}
+
 // Its step changes parameters that it knows from elsewhere, as hooks of a step do in Python.
 class ClippingStep : public SGD {
  public:
