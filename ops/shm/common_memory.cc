@@ -74,6 +74,7 @@ Status CommonMemory::MapOwn() {
   close(file);
   if (!mapped.ok()) return mapped;
   own_ = static_cast<std::byte*>(own);
+  AddToFork(*this);
   pages_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pages_ < 0) return RefusedBySystem("cannot open /proc/self/pagemap");
   // A system that does not say which pages are copies, or says it wrongly, is found out here.
@@ -95,6 +96,7 @@ Status CommonMemory::MapOwn() {
 }
 
 CommonMemory::~CommonMemory() {
+  RemoveFromFork(*this);
   if (own_ != nullptr) munmap(own_, static_cast<std::size_t>(region_->size()));
   if (pages_ >= 0) close(pages_);
 }
@@ -129,6 +131,34 @@ Status CommonMemory::FindWritten(std::vector<Range>* written) const {
     p += found;
   }
   return Status::Ok();
+}
+
+void CommonMemory::BeforeFork() {
+  if (own_ == nullptr || in_child_) return;
+  const auto size = static_cast<std::size_t>(region_->size());
+  snapshot_ = mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (snapshot_ != MAP_FAILED) std::memcpy(snapshot_, own_, size);
+}
+
+void CommonMemory::AfterForkInParent() {
+  if (snapshot_ == nullptr) return;
+  if (snapshot_ == MAP_FAILED) {
+    WarnOfFork();
+  } else {
+    munmap(snapshot_, static_cast<std::size_t>(region_->size()));
+  }
+  snapshot_ = nullptr;
+}
+
+void CommonMemory::AfterForkInChild() {
+  if (snapshot_ == nullptr) return;
+  const auto size = static_cast<std::size_t>(region_->size());
+  if (snapshot_ != MAP_FAILED) {
+    mremap(snapshot_, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, own_);
+  }
+  snapshot_ = nullptr;
+  in_child_ = true;
 }
 
 void CommonMemory::LetGo(const Range& pages) {

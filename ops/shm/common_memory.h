@@ -1,7 +1,8 @@
 // Memory that ranks of a host have once, and that each of them may still write to as if it were its
 // own. A rank sees it at two places. At the common one it reads and writes what all have. At its own
 // one it reads the same, until it writes there: the system then copies the page for this rank
-// alone, which no longer sees there what others write, until it lets go of what it has written.
+// alone, which no longer sees there what others write, until it lets go of what it has written. A
+// forked child keeps at its own place what the rank saw there.
 #pragma once
 
 #include <sys/types.h>
@@ -12,12 +13,13 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "ops/shm/pool_fork.h"
 #include "ops/shm/region.h"
 
 namespace sirtaki::ops::shm {
 
 // Different ranks use theirs at once; one rank's is not thread-safe.
-class CommonMemory {
+class CommonMemory final : private KeptApart {
  public:
   // The name by which another process of the host finds the memory.
   struct Name {
@@ -63,10 +65,16 @@ class CommonMemory {
   // The last page begins with the token.
   std::int64_t last_page() const { return region_->size() - PageSize(); }
 
+  void BeforeFork() override;
+  void AfterForkInParent() override;
+  void AfterForkInChild() override;
+
   const std::shared_ptr<Region> region_;
   const Name name_;
   std::byte* own_ = nullptr;
   int pages_ = -1;  // the system's table of this process's pages
+  bool in_child_ = false;
+  void* snapshot_ = nullptr;  // of own(), while a fork is under way; MAP_FAILED: no room
 };
 
 }  // namespace sirtaki::ops::shm

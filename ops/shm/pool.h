@@ -23,6 +23,7 @@
 #include "core/base/types.h"
 #include "core/machine/memory_source.h"
 #include "ops/shm/address_ranges.h"
+#include "ops/shm/pool_fork.h"
 #include "ops/shm/region.h"
 
 namespace sirtaki::ops::shm {
@@ -48,7 +49,9 @@ struct PoolUse {
 };
 
 // Thread-safe. May be called while the process exits, if it is still there.
-class Pool final : public core::MemorySource, public std::enable_shared_from_this<Pool> {
+class Pool final : public core::MemorySource,
+                   public std::enable_shared_from_this<Pool>,
+                   private KeptApart {
  public:
   // What was in use within this time, or the one before, counts as lately.
   static constexpr std::chrono::seconds kWindow{10};
@@ -85,8 +88,6 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   ~Pool() override;
 
  private:
-  friend struct PoolsAtFork;
-
   static std::int64_t BytesOfClass(int number);
 
   static constexpr int kClasses = 8 * 48;
@@ -108,9 +109,9 @@ class Pool final : public core::MemorySource, public std::enable_shared_from_thi
   bool ReturnOldest() SIRTAKI_REQUIRES(mutex_);
 
   // ---- pool_fork.cc ----
-  void BeforeFork();
-  void AfterForkInParent();
-  void AfterForkInChild();
+  void BeforeFork() override;
+  void AfterForkInParent() override;
+  void AfterForkInChild() override;
 
   const PoolOptions options_;
   const std::shared_ptr<Region> region_;

@@ -36,13 +36,13 @@ void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::by
 }  // namespace
 
 // The handlers, and what they see to: held from before the fork until after it, in both processes.
-struct PoolsAtFork {
+struct MemoryAtFork {
   core::Mutex mutex;
-  std::vector<Pool*> pools SIRTAKI_GUARDED_BY(mutex);
+  std::vector<KeptApart*> memory SIRTAKI_GUARDED_BY(mutex);
 
-  static PoolsAtFork& Get() {
-    static PoolsAtFork& all = *[] {
-      auto* made = new PoolsAtFork;
+  static MemoryAtFork& Get() {
+    static MemoryAtFork& all = *[] {
+      auto* made = new MemoryAtFork;
       pthread_atfork(&Before, &InParent, &InChild);
       return made;
     }();
@@ -51,28 +51,33 @@ struct PoolsAtFork {
 
   static void Before() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
     Get().mutex.Lock();
-    for (Pool* pool : Get().pools) pool->BeforeFork();
+    for (KeptApart* memory : Get().memory) memory->BeforeFork();
   }
   static void InParent() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
-    for (Pool* pool : Get().pools) pool->AfterForkInParent();
+    for (KeptApart* memory : Get().memory) memory->AfterForkInParent();
     Get().mutex.Unlock();
   }
   static void InChild() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
-    for (Pool* pool : Get().pools) pool->AfterForkInChild();
+    for (KeptApart* memory : Get().memory) memory->AfterForkInChild();
     Get().mutex.Unlock();
   }
 };
 
-void AddToFork(Pool& pool) {
-  PoolsAtFork& all = PoolsAtFork::Get();
+void AddToFork(KeptApart& memory) {
+  MemoryAtFork& all = MemoryAtFork::Get();
   core::MutexLock lock(all.mutex);
-  all.pools.push_back(&pool);
+  all.memory.push_back(&memory);
 }
 
-void RemoveFromFork(Pool& pool) {
-  PoolsAtFork& all = PoolsAtFork::Get();
+void RemoveFromFork(KeptApart& memory) {
+  MemoryAtFork& all = MemoryAtFork::Get();
   core::MutexLock lock(all.mutex);
-  std::erase(all.pools, &pool);
+  std::erase(all.memory, &memory);
+}
+
+void WarnOfFork() {
+  SIRTAKI_LOG(kWarning,
+              "a forked process sees changes of this one's tensors: no addresses for a copy");
 }
 
 void Pool::BeforeFork() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
@@ -105,13 +110,9 @@ void Pool::AfterForkInParent() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (snapshot_ != nullptr) munmap(snapshot_, static_cast<std::size_t>(region_->size()));
   snapshot_ = nullptr;
   mutex_.Unlock();
-  if (failed) {
-    SIRTAKI_LOG(kWarning,
-                "a forked process sees changes of this one's tensors: no addresses for a copy");
-  }
+  if (failed) WarnOfFork();
 }
 
-// Calls the system alone: other threads of the parent may have held any lock.
 void Pool::AfterForkInChild() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (options_.shared && !in_child_) {
     region_->ReplaceInChild(snapshot_);

@@ -131,6 +131,29 @@ TEST(CommonMemoryTest, OtherProcessesAndForkedChildren) {
   EXPECT_FALSE(AnyOf(Written(*memory)));
 }
 
+TEST(CommonMemoryTest, AForkedChildKeepsWhatItsParentHadThen) {
+  const auto memory = MakeCommon();
+  memory->common()[5] = std::byte{1};
+  memory->own()[4096] = std::byte{2};
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t process = fork();
+  if (process == 0) {
+    alarm(60);
+    char written = 0;
+    const bool told = read(ends[0], &written, 1) == 1;
+    _exit(told && memory->own()[5] == std::byte{1} && memory->own()[4096] == std::byte{2} ? 0 : 1);
+  }
+  memory->common()[5] = std::byte{3};  // as a step does
+  ASSERT_EQ(write(ends[1], "w", 1), 1);
+  int status = 0;
+  EXPECT_EQ(waitpid(process, &status, 0), process);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(memory->own()[5], std::byte{3});
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST(CommonMemoryTest, AnotherMemoryUnderTheNameIsRefused) {
   const auto memory = MakeCommon();
   CommonMemory::Name name = memory->name();
