@@ -2,11 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <random>
 #include <string>
 #include <utility>
 
@@ -33,11 +33,12 @@ Status CommonMemory::Create(std::int64_t bytes, std::shared_ptr<CommonMemory>* m
   std::shared_ptr<Region> region;
   Status status = Region::Create("sirtaki parameters", SizeFor(bytes), &region);
   if (!status.ok()) return status;
-  std::random_device random;
   Name name;
   name.process = getpid();
   name.descriptor = region->descriptor();
-  name.token = static_cast<std::int64_t>((std::uint64_t{random()} << 32) | random() | 1U);
+  if (getrandom(&name.token, sizeof(name.token), 0) != sizeof(name.token)) {
+    return RefusedBySystem("cannot get random bytes (getrandom)");
+  }
   std::shared_ptr<CommonMemory> made(new CommonMemory(std::move(region), name));
   std::memcpy(made->common() + made->last_page(), &name.token, sizeof(name.token));
   status = made->MapOwn();
