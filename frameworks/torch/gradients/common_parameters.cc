@@ -51,10 +51,14 @@ at::Tensor TensorAt(const Kept& memory, std::byte* begin, const at::Tensor& like
       .make_tensor();
 }
 
+// A parameter begins so far within its first page. Gradients and state begin with a page, and an
+// update that goes over all of them at once takes longer where they lie alike in their pages.
+constexpr std::int64_t kIntoPage = 1152;
+
 // Each parameter has pages of its own.
 std::int64_t PagesOf(const at::Tensor& parameter) {
   const std::int64_t page = ops::shm::PageSize();
-  return (static_cast<std::int64_t>(parameter.nbytes()) + page - 1) / page * page;
+  return (kIntoPage + static_cast<std::int64_t>(parameter.nbytes()) + page - 1) / page * page;
 }
 
 bool OnOneHost(const SessionSet& set) {
@@ -133,7 +137,7 @@ void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
   std::vector<std::int64_t> begins;
   std::int64_t bytes = 0;
   for (const std::size_t i : adopted) {
-    begins.push_back(bytes);
+    begins.push_back(bytes + kIntoPage);
     bytes += PagesOf(candidates[i].parameter);
   }
   const std::shared_ptr<CommonMemory> memory = MakeMemory(bytes);
@@ -202,11 +206,12 @@ void CommonParameters::TakeWritten(const std::vector<CommonCandidate>& candidate
     const auto [found, is_new] = written.try_emplace(place->memory.get());
     if (is_new) ThrowIfError(place->memory->FindWritten(&found->second));
     const auto size = static_cast<std::int64_t>(parameter.element_size());
-    const std::int64_t end = place->begin + PagesOf(parameter);
+    const std::int64_t first_page = place->begin - kIntoPage;
+    const std::int64_t end = first_page + PagesOf(parameter);
     const std::int64_t begin_of_shard = place->begin + shard_begin * size;
     const std::int64_t end_of_shard = begin_of_shard + shard_count * size;
     auto range = std::partition_point(found->second.begin(), found->second.end(),
-                                      [&](const auto& of) { return of.end <= place->begin; });
+                                      [&](const auto& of) { return of.end <= first_page; });
     for (; range != found->second.end() && range->begin < end; ++range) {
       const std::int64_t from = std::max(begin_of_shard, range->begin);
       const std::int64_t to = std::min(end_of_shard, range->end);
@@ -214,7 +219,7 @@ void CommonParameters::TakeWritten(const std::vector<CommonCandidate>& candidate
         std::memcpy(place->memory->common() + from, place->memory->own() + from,
                     static_cast<std::size_t>(to - from));
       }
-      place->memory->LetGo({std::max(place->begin, range->begin), std::min(end, range->end)});
+      place->memory->LetGo({std::max(first_page, range->begin), std::min(end, range->end)});
     }
   }
 }
