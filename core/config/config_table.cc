@@ -23,7 +23,8 @@ constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kGradientArenas = {"auto", "plain", "off"};
-constexpr std::array<std::string_view, 4> kShardModes = {"program", "none", "optimizer", "gradients"};
+constexpr std::array<std::string_view, 4> kShardModes = {"program", "none", "optimizer",
+                                                         "gradients"};
 constexpr std::array<std::string_view, 3> kNcclCtaPolicies = {"default", "efficiency", "zero"};
 
 // clang-format off

@@ -31,10 +31,14 @@ namespace {
 
 Shard ShardOfJob(Shard of_program) {
   switch (CurrentSession()->session().config().shard) {
-    case core::ShardMode::kProgram: break;
-    case core::ShardMode::kNone: return Shard::None;
-    case core::ShardMode::kOptimizer: return Shard::OptimizerState;
-    case core::ShardMode::kGradients: return Shard::Gradients;
+    case core::ShardMode::kProgram:
+      break;
+    case core::ShardMode::kNone:
+      return Shard::None;
+    case core::ShardMode::kOptimizer:
+      return Shard::OptimizerState;
+    case core::ShardMode::kGradients:
+      return Shard::Gradients;
   }
   return of_program;
 }
