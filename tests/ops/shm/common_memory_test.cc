@@ -3,14 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
+
+#include "tests/support/forked_child.h"
 
 namespace sirtaki::ops::shm {
 namespace {
@@ -105,17 +104,7 @@ TEST(CommonMemoryTest, LetsGoOfAPageThatTheProgramHasLocked) {
 TEST(CommonMemoryTest, OtherProcessesAndForkedChildren) {
   const auto memory = MakeCommon();
   memory->common()[5] = std::byte{1};
-  const auto in_child = [](const std::function<int()>& body) {
-    const pid_t process = fork();
-    if (process == 0) {
-      alarm(60);
-      _exit(body());
-    }
-    int status = 0;
-    EXPECT_EQ(waitpid(process, &status, 0), process);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  };
-  EXPECT_EQ(in_child([&] {
+  EXPECT_EQ(tests::InChild([&] {
               memory->own()[5] = std::byte{9};  // what a forked child has is its own
               const auto opened = OpenCommon(memory->name());
               if (opened == nullptr || opened->own()[5] != std::byte{1}) return 1;
@@ -135,23 +124,14 @@ TEST(CommonMemoryTest, AForkedChildKeepsWhatItsParentHadThen) {
   const auto memory = MakeCommon();
   memory->common()[5] = std::byte{1};
   memory->own()[4096] = std::byte{2};
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const pid_t process = fork();
-  if (process == 0) {
-    alarm(60);
-    char written = 0;
-    const bool told = read(ends[0], &written, 1) == 1;
-    _exit(told && memory->own()[5] == std::byte{1} && memory->own()[4096] == std::byte{2} ? 0 : 1);
-  }
-  memory->common()[5] = std::byte{3};  // as a step does
-  ASSERT_EQ(write(ends[1], "w", 1), 1);
-  int status = 0;
-  EXPECT_EQ(waitpid(process, &status, 0), process);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(
+      tests::InChild(
+          [&] {
+            return memory->own()[5] == std::byte{1} && memory->own()[4096] == std::byte{2} ? 0 : 1;
+          },
+          [&] { memory->common()[5] = std::byte{3}; }),  // as a step does
+      0);
   EXPECT_EQ(memory->own()[5], std::byte{3});
-  close(ends[0]);
-  close(ends[1]);
 }
 
 TEST(CommonMemoryTest, AnotherMemoryUnderTheNameIsRefused) {

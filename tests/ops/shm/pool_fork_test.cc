@@ -1,46 +1,21 @@
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <thread>
 
 #include "ops/shm/pool.h"
+#include "tests/support/forked_child.h"
 
 namespace sirtaki::ops::shm {
 namespace {
 
 constexpr std::int64_t kMi = std::int64_t{1} << 20;
-
-// Runs `child` in a forked process, with `parent` while it runs: the child begins when the parent
-// is done. Gives what the child returned.
-int InChild(
-    const std::function<int()>& child, const std::function<void()>& parent = [] {}) {
-  int go[2];
-  EXPECT_EQ(pipe2(go, O_CLOEXEC), 0);
-  const pid_t process = fork();
-  if (process == 0) {
-    alarm(60);
-    close(go[1]);
-    char byte = 0;
-    static_cast<void>(!read(go[0], &byte, 1));  // ends when the parent closes its end
-    _exit(child());
-  }
-  close(go[0]);
-  parent();
-  close(go[1]);
-  int status = 0;
-  EXPECT_EQ(waitpid(process, &status, 0), process);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
 
 class PoolForkTest : public testing::TestWithParam<bool> {
  protected:
@@ -69,7 +44,7 @@ TEST_P(PoolForkTest, ParentAndChildDoNotSeeEachOthersChanges) {
   int* const small = Numbers(8192, 1);
   pool_->Free(Numbers(kMi, 9));  // kept: not looked at by anyone
   int* const large = Numbers(5 * kMi, 2);
-  const int result = InChild(
+  const int result = tests::InChild(
       [&] {
         if (!All(small, 8192, 1) || !All(large, 5 * kMi, 2)) return 1;
         std::memset(small, 0, 8192);
@@ -87,7 +62,7 @@ TEST_P(PoolForkTest, ParentAndChildDoNotSeeEachOthersChanges) {
 TEST_P(PoolForkTest, TheChildMayFreeAndAllocate) {
   int* const before = Numbers(kMi, 3);
   int* const stays = Numbers(kMi, 4);
-  EXPECT_EQ(InChild([&] {
+  EXPECT_EQ(tests::InChild([&] {
               pool_->Free(before);
               const std::shared_ptr<void> fresh = pool_->Allocate(kMi);
               std::memset(fresh.get(), 0x55, kMi);
@@ -101,9 +76,9 @@ TEST_P(PoolForkTest, TheChildMayFreeAndAllocate) {
 
 TEST_P(PoolForkTest, AGrandchildHasItsOwnCopyToo) {
   int* const numbers = Numbers(kMi, 5);
-  EXPECT_EQ(InChild([&] {
+  EXPECT_EQ(tests::InChild([&] {
               numbers[0] = 6;
-              const int result = InChild([&] {
+              const int result = tests::InChild([&] {
                 const bool right = numbers[0] == 6 && numbers[1] == 5;
                 numbers[1] = 7;
                 return right ? 0 : 1;
@@ -124,8 +99,9 @@ TEST_P(PoolForkTest, OtherThreadsMayGoOnMeanwhile) {
     }
   });
   for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(
-        InChild([&] { return All(numbers, kMi, 8) && pool_->Use().in_use_bytes > 0 ? 0 : 1; }), 0);
+    EXPECT_EQ(tests::InChild(
+                  [&] { return All(numbers, kMi, 8) && pool_->Use().in_use_bytes > 0 ? 0 : 1; }),
+              0);
   }
   done = true;
   busy.join();
@@ -135,7 +111,7 @@ TEST(PoolForkCopyTest, WhatWasNeverTouchedTakesNoMemory) {
   std::shared_ptr<Pool> pool;
   ASSERT_TRUE(Pool::Make(64 * kMi, &pool).ok());
   void* const untouched = pool->TryAllocate(32 * kMi);
-  EXPECT_EQ(InChild([&] { return *static_cast<char*>(untouched); }), 0);
+  EXPECT_EQ(tests::InChild([&] { return *static_cast<char*>(untouched); }), 0);
   struct stat file {};
   ASSERT_EQ(fstat(pool->region().descriptor(), &file), 0);
   EXPECT_EQ(file.st_blocks, 0);
@@ -147,7 +123,7 @@ TEST_P(PoolForkTest, WithoutAddressesForACopyTheParentIsStillSafe) {
 #endif
   int* const numbers = Numbers(kMi, 1);
   // In a process that may have no more addresses than it has.
-  EXPECT_EQ(InChild([&] {
+  EXPECT_EQ(tests::InChild([&] {
               PoolOptions options;
               options.bytes = std::int64_t{1} << 30;
               options.shared = GetParam();
@@ -157,7 +133,7 @@ TEST_P(PoolForkTest, WithoutAddressesForACopyTheParentIsStillSafe) {
               own[0] = 11;
               const rlimit limit{std::size_t{6} << 30, std::size_t{6} << 30};
               if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
-              const int result = InChild([&] {
+              const int result = tests::InChild([&] {
                 const bool right = own[0] == 11;
                 own[0] = 12;
                 return right ? 0 : 3;

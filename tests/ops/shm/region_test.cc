@@ -9,9 +9,10 @@
 
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <string>
+
+#include "tests/support/forked_child.h"
 
 namespace sirtaki::ops::shm {
 namespace {
@@ -25,23 +26,11 @@ std::shared_ptr<Region> Make() {
   return region;
 }
 
-// In another process, which maps what this one has. It ends before this returns.
-int InOtherProcess(const std::function<int()>& body) {
-  const pid_t process = fork();
-  if (process == 0) {
-    alarm(60);
-    _exit(body());
-  }
-  int status = 0;
-  EXPECT_EQ(waitpid(process, &status, 0), process);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
 TEST(RegionTest, OthersSeeWhatIsWritten) {
   const auto region = Make();
   std::memset(region->base(), 3, kBytes);
   const pid_t owner = getpid();
-  EXPECT_EQ(InOtherProcess([&] {
+  EXPECT_EQ(tests::InChild([&] {
               std::shared_ptr<Region> opened;
               if (!Region::Open(owner, region->descriptor(), kBytes, &opened).ok()) return 1;
               if (opened->base()[kBytes - 1] != std::byte{3}) return 2;
@@ -66,7 +55,7 @@ TEST(RegionTest, WhatIsDiscardedReadsAsZeroes) {
 TEST(RegionTest, AForkedChildDiscardsNothingOfItsParents) {
   const auto region = Make();
   std::memset(region->base(), 3, kBytes);
-  EXPECT_EQ(InOtherProcess([&] {
+  EXPECT_EQ(tests::InChild([&] {
               region->Discard(0, kBytes);
               return 0;
             }),
@@ -81,7 +70,7 @@ TEST(RegionTest, AnotherProgramsDescriptorIsNotOpened) {
   ASSERT_EQ(ftruncate(plain, kBytes), 0);
   const pid_t owner = getpid();
   for (const int descriptor : {pipes[0], plain}) {
-    EXPECT_EQ(InOtherProcess([&] {
+    EXPECT_EQ(tests::InChild([&] {
                 std::shared_ptr<Region> opened;
                 const core::Status status = Region::Open(owner, descriptor, kBytes, &opened);
                 return status.code() == core::StatusCode::kUnsupported && opened == nullptr ? 0 : 1;
@@ -96,7 +85,7 @@ TEST(RegionTest, AClosedDescriptorAProcessThatIsNotThereAndAnotherSizeAreErrors)
   const pid_t owner = getpid();
   const int descriptor = region->descriptor();
   const auto open = [&](pid_t process, int number, std::int64_t bytes) {
-    return InOtherProcess([&] {
+    return tests::InChild([&] {
       std::shared_ptr<Region> opened;
       const core::Status status = Region::Open(process, number, bytes, &opened);
       return status.code() == core::StatusCode::kUnsupported && !status.message().empty() ? 0 : 1;
@@ -117,7 +106,7 @@ TEST(RegionTest, TooFewAddressesAreAnError) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer needs more addresses itself";
 #endif
-  EXPECT_EQ(InOtherProcess([] {
+  EXPECT_EQ(tests::InChild([] {
               const rlimit limit{std::size_t{4} << 30, std::size_t{4} << 30};
               if (setrlimit(RLIMIT_AS, &limit) != 0) return 1;
               std::shared_ptr<Region> region;
@@ -129,7 +118,7 @@ TEST(RegionTest, TooFewAddressesAreAnError) {
 }
 
 TEST(RegionTest, ALimitOfFilesIsAnError) {
-  EXPECT_EQ(InOtherProcess([] {
+  EXPECT_EQ(tests::InChild([] {
               const rlimit limit{1 << 20, 1 << 20};
               if (setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
               std::shared_ptr<Region> region;

@@ -3,14 +3,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <sstream>
 #include <thread>
@@ -18,6 +15,7 @@
 #include <vector>
 
 #include "ops/shm/pool.h"
+#include "tests/support/forked_child.h"
 
 namespace sirtaki::tests {
 namespace {
@@ -37,17 +35,6 @@ ops::shm::Pool& ThePool() {
     return made.get();
   }();
   return pool;
-}
-
-int ExitCodeOf(const std::function<int()>& child) {
-  const pid_t process = fork();
-  if (process == 0) {
-    alarm(60);
-    _exit(child());
-  }
-  int status = 0;
-  EXPECT_EQ(waitpid(process, &status, 0), process);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 class CpuAllocatorTest : public testing::Test {
@@ -167,7 +154,7 @@ TEST_F(CpuAllocatorTest, AForkedChildHasTensorsOfItsOwn) {
   at::set_num_threads(1);
   at::Tensor tensor = torch::full({100000}, 3.0);
   ASSERT_TRUE(InPool(tensor));
-  EXPECT_EQ(ExitCodeOf([&] {
+  EXPECT_EQ(InChild([&] {
               if (tensor.sum().item<double>() != 300000.0) return 1;
               tensor.fill_(4);
               at::Tensor fresh = tensor + 1;
