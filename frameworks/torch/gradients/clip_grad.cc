@@ -82,14 +82,15 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   const at::Tensor total =
       gradients.empty() ? at::full({}, 0.0, at::kDouble) : NormOf(gradients, norm_type);
   double norm = total.item<double>();
-  // With ShardOver::Host the other hosts have the same shards.
-  if (of_shards && reducer->shard_set().ranks().front() != reducer->process_set().ranks().front()) {
-    norm = 0;
-  }
   if (reducer != nullptr && !reducer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
     // joined give no row.
     const detail::SessionScope scope(reducer->session());
+    // The other hosts have the same shards with ShardOver::Host.
+    if (of_shards &&
+        reducer->shard_set().ranks().front() != reducer->process_set().ranks().front()) {
+      norm = 0;
+    }
     const at::Tensor norms = allgather(
         at::full({1}, norm, at::kDouble),
         AllgatherOptions().name("sirtaki/clip_grad_norm_").process_set(reducer->process_set()));

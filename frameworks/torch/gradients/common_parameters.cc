@@ -22,7 +22,7 @@ namespace {
 
 using ops::shm::CommonMemory;
 
-// As much memory of parameters is given back to the system at a time.
+// The memory that parameters had is given back to the system in pieces of this size.
 constexpr std::int64_t kReleasedBytes = std::int64_t{16} << 20;
 
 using Kept = std::shared_ptr<CommonMemory>;

@@ -1,6 +1,6 @@
-// Parameters that the ranks of a host have once, in place of once each: those of a sharded
-// optimizer, whose steps write each element on one rank alone. Between steps a rank may write to
-// its parameters as ever. What it writes is its own; the next step takes it over where it lies in
+// The ranks of a host have the parameters of a sharded optimizer once, in place of once each, since
+// its steps write each element on one rank alone. Between steps a rank may write to its parameters
+// as ever. What it writes is its own; the next step takes it over where it lies in
 // this rank's shard, and lets go of the rest, as the gather of separate parameters does.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace sirtaki::detail {
 
-// Where a parameter lies that is common.
+// A place tells where a parameter lies that is common.
 struct CommonPlace {
   std::shared_ptr<ops::shm::CommonMemory> memory;  // null: each rank has its own copy
   std::int64_t begin = 0;                          // in the memory
@@ -46,6 +46,10 @@ class CommonParameters {
   void Meet(const std::vector<CommonCandidate>& candidates, const std::string& error);
   // Whether some parameters are common, or may be after Meet. The same on all ranks.
   bool on() const { return on_; }
+  // Whether Meet looks at taking the parameter, which has this place, into common memory.
+  bool WouldMove(const at::Tensor& parameter, const CommonPlace& place) const {
+    return on_ && !place.memory && parameter.const_data_ptr() != place.seen;
+  }
   // Brings what this rank has written in its shards of the parameters of the step to where all see it,
   // and lets go of the rest. To be called between Meet and the gather: before the base's step, and
   // after it for what that has written to the program's view of the parameters. A parameter without

@@ -89,6 +89,8 @@ class OptimizerShards {
     at::Tensor mine;            // not defined: this rank has none of it
     bool has_gradient = false;  // an average was taken,
     at::Tensor gradient;        // and this is `mine` of it
+
+    bool is_stepped() const { return has_gradient || parameter.grad().defined(); }
   };
   using Groups = std::vector<std::vector<at::Tensor>>;
 

@@ -24,7 +24,7 @@ namespace {
 using torch::optim::OptimizerOptions;
 
 // How many tensors of the parameter's size the state has; nothing for other classes' options.
-std::optional<int> TensorsOfState(const OptimizerOptions& options) {
+std::optional<int> CountOfTensors(const OptimizerOptions& options) {
   using namespace torch::optim;
   if (const auto* sgd = dynamic_cast<const SGDOptions*>(&options)) {
     return sgd->momentum() != 0 ? 1 : 0;
@@ -51,7 +51,7 @@ TrainedBytes BytesOf(const torch::optim::Optimizer& optimizer, bool* on_cpu) {
   bool known = true;
   std::unordered_set<const void*> seen;
   for (const auto& group : optimizer.param_groups()) {
-    const auto tensors = TensorsOfState(group.options());
+    const auto tensors = CountOfTensors(group.options());
     known = known && tensors;
     for (const at::Tensor& parameter : group.params()) {
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -112,7 +112,7 @@ MemoryPlan memory_plan(const TrainedBytes& of_rank, int ranks, int ranks_of_host
   for (const ShardOver over : {ShardOver::All, ShardOver::Host}) {
     const bool one_host = ranks == ranks_of_host;
     if (over == ShardOver::Host && one_host) continue;
-    // Of what is there once for each `sharing` ranks a host has its ranks' shards.
+    // Shards are there once for each `sharing` ranks, and a host has those of its own ranks.
     const std::int64_t sharing = over == ShardOver::Host ? ranks_of_host : ranks;
     const bool once = parameters_once && (one_host || over == ShardOver::Host);
     TrainedBytes bytes;
