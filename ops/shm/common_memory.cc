@@ -17,12 +17,12 @@ using core::StatusCode;
 
 namespace {
 
-// What the table says of a page (Documentation/admin-guide/mm/pagemap.rst of Linux): it is there or
-// swapped out, and it is a file's or shared.
+// The table says of a page that it is there or swapped out, and that it is a file's or shared
+// (Documentation/admin-guide/mm/pagemap.rst of Linux).
 constexpr std::uint64_t kSomewhere = (std::uint64_t{1} << 63) | (std::uint64_t{1} << 62);
 constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
 
-// With a page for the token.
+// The size has a page more than the memory, for the token.
 std::int64_t SizeFor(std::int64_t bytes) {
   return (bytes + PageSize() - 1) / PageSize() * PageSize() + PageSize();
 }

@@ -1,4 +1,4 @@
-// Memory that ranks of a host have once, and that each of them may still write to as if it were its
+// Ranks of a host have common memory once, and each of them may still write to it as if it were its
 // own. A rank sees it at two places. At the common one it reads and writes what all have. At its own
 // one it reads the same, until it writes there: the system then copies the page for this rank
 // alone, which no longer sees there what others write, until it lets go of what it has written. A

@@ -6,6 +6,7 @@
 
 namespace sirtaki::ops::shm {
 
+// KeptApart is what a forked child gets a copy of.
 class KeptApart {
  public:
   virtual void BeforeFork() = 0;

@@ -16,7 +16,7 @@ namespace sirtaki::ops::shm {
 
 std::int64_t PageSize();  // of the system
 
-// What a call has failed of, with what the system says (errno): kUnsupported.
+// The error of a system call that has failed just now is kUnsupported, with what errno says.
 core::Status RefusedBySystem(const std::string& what);
 
 class Region {

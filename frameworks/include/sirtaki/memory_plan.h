@@ -1,5 +1,5 @@
-// What the parameters, gradients and state of an optimizer take on a host, with each kind of shards:
-// before a job is started with another one, or with more ranks.
+// A memory plan tells what the parameters, gradients and state of an optimizer take on a host with
+// each kind of shards, before a job is started with another kind or with more ranks.
 //
 //   std::cout << sirtaki::memory_plan(optimizer).text();
 #pragma once
@@ -37,7 +37,7 @@ struct SIRTAKI_API MemoryPlan {
   TrainedBytes of_rank;
   std::vector<Choice>
       choices;  // without shards first; those over hosts only where there are several
-  // What this rank's process takes now, a page that k processes have counting one k-th (Pss); -1
+  // This rank's process takes so much now, a page that k processes have counting one k-th (Pss); -1
   // where the system does not tell.
   std::int64_t in_use_now = -1;
 

@@ -35,7 +35,7 @@ struct ShardOfParameter {
       false;  // of its gradient, kept in shards: `.grad` of the parameter is undefined
 };
 
-// What an optimizer keeps in shards: the option `shard` of the job goes before what the program says.
+// The option `shard` of the job goes before what the program says to its optimizers.
 SIRTAKI_API Shard ShardOfJob(Shard of_program);
 
 // Names the parameters by their place in the optimizer: "parameter 0", …. A tensor that stands in
@@ -131,7 +131,7 @@ class SIRTAKI_API GradientReducer {
   std::shared_ptr<Impl> impl_;
 };
 
-// What a DistributedOptimizer is, whatever its Base.
+// A DistributedOptimizer is one, whatever its Base.
 class SIRTAKI_API ReducerOwner {
  public:
   virtual ~ReducerOwner();
