@@ -44,7 +44,7 @@ void Fill(std::byte* to, const Identity& element, std::int64_t size, std::int64_
 }  // namespace
 
 FusedVector::FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
-                         const Cutting& cutting, const Identity& identity)
+                         const Cutting& cutting, const std::optional<Identity>& identity)
     : dtype_(dtype), moved_(moved), identity_(identity), pieces_(std::move(pieces)) {
   const std::int64_t element = ElementBytes(moved_);
   const auto is_direct = [&](const Piece& piece) {
@@ -126,7 +126,7 @@ void FusedVector::LoadInto(const Window& window, void* memory, Scale scale) cons
   ForEachPart(window, [&](const Part& part) {
     std::byte* const to = At(memory, part.begin, moved_);
     if (part.piece->input == nullptr) {
-      Fill(to, identity_, ElementBytes(moved_), part.count);
+      if (identity_) Fill(to, *identity_, ElementBytes(moved_), part.count);
     } else {
       const std::byte* const from = At(part.piece->input, part.offset, dtype_);
       Convert(dtype_, from, moved_, to, part.count, scale);

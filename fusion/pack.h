@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "core/base/types.h"
@@ -22,7 +23,7 @@ namespace sirtaki::fusion {
 
 // One tensor of the group as this rank sees it.
 struct Piece {
-  const void* input = nullptr;  // null: gives nothing, or the identity
+  const void* input = nullptr;  // null: gives the identity, or nothing
   void* output = nullptr;  // null: the result is dropped. Equal to `input`, or disjoint from it
   std::int64_t count = 0;  // elements, the same on all ranks
   core::KeptPart* kept = nullptr;  // null: the whole result is needed
@@ -50,9 +51,10 @@ struct Identity {
 // The vector is not thread-safe; it refers to the tensors' memory and owns none.
 class FusedVector {
  public:
-  // `moved`: the type in which elements move: `dtype` itself, or one that Convert takes.
+  // `moved`: the type in which elements move: `dtype` itself, or one that Convert takes. Without an
+  // `identity` a piece that has no input leaves its place as it is.
   FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
-              const Cutting& cutting, const Identity& identity = {});
+              const Cutting& cutting, const std::optional<Identity>& identity = Identity());
 
   core::DType moved() const { return moved_; }
   std::int64_t count() const { return starts_.back(); }
@@ -94,7 +96,7 @@ class FusedVector {
 
   core::DType dtype_;
   core::DType moved_;
-  Identity identity_;
+  std::optional<Identity> identity_;
   std::vector<Piece> pieces_;         // small ones first
   std::vector<std::int64_t> starts_;  // of each piece in the vector; the last is the end
   std::vector<Window> windows_;

@@ -67,7 +67,7 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   if (topology.size == 1) return "one rank: no data moves";
   const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};
   const ops::Route route = medium.backend().Select(channel);
-  const std::string_view all_reduce = route.all_reducer->name();
+  const std::string_view all_reduce = route.rootless->name();
   const std::string_view others = route.backend->name();
   std::string text = "host data moves by ";
   text += others;

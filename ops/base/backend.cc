@@ -4,9 +4,9 @@
 
 namespace sirtaki::ops {
 
-std::unique_ptr<Completion> AllReducer::AllReduceSegments(Channel /*channel*/,
-                                                          std::span<const Segment> /*segments*/,
-                                                          const SegmentReduction& /*how*/) {
+std::unique_ptr<Completion> Rootless::AllReduceSegments(Channel /*channel*/,
+                                                        std::span<const Segment> /*segments*/,
+                                                        const SegmentReduction& /*how*/) {
   return Finished::With({core::StatusCode::kUnsupported,
                          std::string(name()) + " does not reduce tensors where they lie"});
 }
@@ -19,9 +19,9 @@ std::unique_ptr<Completion> Backend::AllReduceScaled(Channel /*channel*/, void* 
       {core::StatusCode::kUnsupported, std::string(name()) + " does not scale what it reduces"});
 }
 
-std::unique_ptr<Completion> Backend::ReduceScatter(Channel /*channel*/, void* /*buffer*/,
-                                                   std::span<const std::int64_t> /*counts*/,
-                                                   core::DType /*dtype*/, core::ReduceOp /*op*/) {
+std::unique_ptr<Completion> Rootless::ReduceScatter(Channel /*channel*/, void* /*buffer*/,
+                                                    std::span<const std::int64_t> /*counts*/,
+                                                    core::DType /*dtype*/, core::ReduceOp /*op*/) {
   return Finished::With({core::StatusCode::kUnsupported,
                          std::string(name()) + " does not reduce parts on their way"});
 }

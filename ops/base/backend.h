@@ -63,10 +63,10 @@ struct Channel {
   fusion::Lane lane = fusion::Lane::kSmall;
 };
 
-// Reduces for all members of a set.
-class AllReducer {
+// The collectives without a root, in which every member gives and gets.
+class Rootless {
  public:
-  virtual ~AllReducer() = default;
+  virtual ~Rootless() = default;
   // The name as a timeline has it: "shm", "mpi", "by hosts". It lives as long as the process.
   virtual std::string_view name() const = 0;
 
@@ -75,6 +75,13 @@ class AllReducer {
   // widen, scale and split into parts what has no reduction of its own.
   virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
                                                 core::DType dtype, core::ReduceOp op) = 0;
+  // Every member gives `bytes` bytes; `output` holds size * bytes.
+  virtual std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
+                                                std::int64_t bytes) = 0;
+  // Member i gives bytes[i]; they follow each other in `output`. What a member gives may be in its
+  // place there.
+  virtual std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
+                                                 std::span<const std::int64_t> bytes) = 0;
 
   // ---- of those that reduce tensors where they lie ----
 
@@ -90,15 +97,26 @@ class AllReducer {
   virtual std::unique_ptr<Completion> AllReduceSegments(Channel channel,
                                                         std::span<const Segment> segments,
                                                         const SegmentReduction& how);
+
+  // ---- of those that reduce each member's part on its way ----
+
+  // Whether ReduceScatter is there on this channel; the same on all members.
+  virtual bool ReducesParts(Channel /*channel*/) const { return false; }
+  // `buffer` holds a part of counts[i] elements for each member i, one after the other. Afterwards
+  // this member's part is reduced over all members, and the rest is not defined. Precondition:
+  // ReducesParts.
+  virtual std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
+                                                    std::span<const std::int64_t> counts,
+                                                    core::DType dtype, core::ReduceOp op);
 };
 
 class Backend;
 
-// What carries the operations of a channel: AllReduce and AllReduceSegments go by `all_reducer`, the
-// others by `backend`.
+// What carries the operations of a channel: those of Rootless go by `rootless`, the others by
+// `backend`, and so may what is only a few bytes.
 struct Route {
   Backend* backend = nullptr;
-  AllReducer* all_reducer = nullptr;
+  Rootless* rootless = nullptr;
 };
 
 // The backends of a medium: a Backend itself, or several of which each serves some channels.
@@ -139,7 +157,7 @@ class Backends {
   virtual void Abort(const core::Status& why) = 0;
 };
 
-class Backend : public AllReducer, public Backends {
+class Backend : public Rootless, public Backends {
  public:
   Route Select(Channel /*channel*/) final { return {this, this}; }
 
@@ -155,12 +173,6 @@ class Backend : public AllReducer, public Backends {
   // `root`: index among the members.
   virtual std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,
                                                 int root) = 0;
-  // Every member gives `bytes` bytes; `output` holds size * bytes.
-  virtual std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
-                                                std::int64_t bytes) = 0;
-  // Member i gives bytes[i]; they follow each other in `output`.
-  virtual std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
-                                                 std::span<const std::int64_t> bytes) = 0;
 
   // ---- of backends that scale what they reduce on its way ----
 
@@ -170,17 +182,6 @@ class Backend : public AllReducer, public Backends {
   virtual std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer,
                                                       std::int64_t count, core::DType dtype,
                                                       core::ReduceOp op, fusion::Scale after);
-
-  // ---- of backends that reduce each member's part on its way ----
-
-  // Whether ReduceScatter is there on this channel; the same on all members.
-  virtual bool ReducesParts(Channel /*channel*/) const { return false; }
-  // `buffer` holds a part of counts[i] elements for each member i, one after the other. Afterwards
-  // this member's part is reduced over all members, and the rest is not defined. Precondition:
-  // ReducesParts.
-  virtual std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
-                                                    std::span<const std::int64_t> counts,
-                                                    core::DType dtype, core::ReduceOp op);
 
   // Whether the progress of polled operations rings the doorbells of the members' engines. False:
   // they have to look.

@@ -19,7 +19,7 @@ Route BackendSelection::Select(Channel channel) {
     const auto found = of_set_.find(channel.set);
     if (found != of_set_.end()) route = {found->second, found->second};
   }
-  if (hierarchy_ != nullptr && hierarchy_->Covers(channel)) route.all_reducer = hierarchy_;
+  if (hierarchy_ != nullptr && hierarchy_->Covers(channel)) route.rootless = hierarchy_;
   return route;
 }
 

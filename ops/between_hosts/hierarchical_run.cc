@@ -9,13 +9,10 @@
 #include "ops/base/bytes.h"
 #include "ops/base/keep_forever.h"
 #include "ops/base/kernels.h"
-#include "ops/groups/reduction_terms.h"
 
 namespace sirtaki::ops {
 namespace {
 
-using core::DType;
-using core::ReduceOp;
 using core::Status;
 
 // Waiting keeps its core for so long, then gives it away, then sleeps.
@@ -26,32 +23,25 @@ constexpr auto kYield = std::chrono::microseconds(200);
 constexpr auto kNapWhileCrossing = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::milliseconds(50);
 
-fusion::FusedVector Fuse(std::span<const Segment> segments, const SegmentReduction& how,
-                         std::int64_t chunk_bytes) {
-  const DType moved = fusion::AccumulationType(how.dtype, how.op);
-  return {how.dtype,
-          moved,
-          {segments.begin(), segments.end()},
-          {.chunk_bytes = chunk_bytes},
-          IdentityOf(how.op, moved)};
+std::uint32_t ChunksOf(const HostWork& work) {
+  std::size_t most = 0;
+  for (const auto& vector : work.vectors) most = std::max(most, vector.windows().size());
+  return static_cast<std::uint32_t>(most);
 }
 
 }  // namespace
 
-HierarchicalRun::HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, int slices,
-                                 std::span<const Segment> segments, const SegmentReduction& how,
-                                 Crossing crossing, std::function<Status()> check)
+HierarchicalRun::HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage,
+                                 const HostMembers& hosts, HostWork work, Crossing crossing,
+                                 std::function<Status()> check)
     : spin_(spin),
       stage_(std::move(stage)),
-      slices_(slices),
-      vector_(Fuse(segments, how, stage_->chunk_bytes())),
-      op_(Combining(how.op)),
-      before_(how.before),
-      after_(how.after),
+      hosts_(hosts),
+      work_(std::move(work)),
       crossing_(std::move(crossing)),
       check_(std::move(check)),
       begin_(stage_->chunks()),
-      end_(begin_ + static_cast<std::uint32_t>(vector_.windows().size())),
+      end_(begin_ + ChunksOf(work_)),
       loaded_(begin_),
       reduced_(begin_),
       sent_(begin_),
@@ -108,12 +98,39 @@ bool HierarchicalRun::Load() {
   if (!AllReached(&HostStageCounters::taken, stage_->size(), loaded_ + 1 - HostStage::kSlots)) {
     return false;
   }
-  const bool alone = stage_->size() == 1;  // then it is reduced already
-  vector_.LoadInto(WindowOf(loaded_),
-                   alone ? stage_->Reduced(0, loaded_) : stage_->Loaded(stage_->self(), loaded_),
-                   before_);
+  if (work_.gathers) {
+    LoadOwn();
+    stage_->Publish(mine().loaded, ++loaded_);
+    stage_->Publish(mine().reduced, ++reduced_);
+    return true;
+  }
+  if (stage_->size() == 1) {  // then it is reduced already
+    ForEachInSlice(loaded_, 0, [&](std::size_t v, const fusion::Window& window, Part, auto at) {
+      work_.vectors[v].LoadInto(window, stage_->Reduced(0, loaded_) + at * element_bytes(),
+                                work_.before);
+    });
+  } else {
+    std::byte* to = stage_->Loaded(stage_->self(), loaded_);
+    for (std::size_t v = 0; v < work_.vectors.size(); ++v) {
+      const fusion::Window window = WindowOf(loaded_, v);
+      work_.vectors[v].LoadInto(window, to, work_.before);
+      to += window.count * element_bytes();
+    }
+  }
   stage_->Publish(mine().loaded, ++loaded_);
   return true;
+}
+
+// The others of this host load what is between.
+void HierarchicalRun::LoadOwn() {
+  for (int carrier = 0; carrier < hosts_.slices(); ++carrier) {
+    ForEachInSlice(
+        loaded_, carrier, [&](std::size_t v, const fusion::Window& window, Part slice, auto at) {
+          if (v != hosts_.here) return;
+          work_.vectors[v].LoadInto({.begin = window.begin + slice.begin, .count = slice.count},
+                                    stage_->Reduced(carrier, loaded_) + at * element_bytes());
+        });
+  }
 }
 
 bool HierarchicalRun::Reduce() {
@@ -121,19 +138,24 @@ bool HierarchicalRun::Reduce() {
       !AllReached(&HostStageCounters::loaded, stage_->size(), reduced_ + 1)) {
     return false;
   }
-  const DType dtype = vector_.moved();
-  const std::int64_t size = BytesOf(dtype);
-  const Part part = PartOf(reduced_, stage_->self(), stage_->size());
-  for (int carrier = 0; carrier < slices_ && stage_->size() > 1; ++carrier) {
-    const Part slice = PartOf(reduced_, carrier, slices_);
-    const std::int64_t from = std::max(part.begin, slice.begin);
-    const std::int64_t count = std::min(part.begin + part.count, slice.begin + slice.count) - from;
-    if (count <= 0) continue;
-    std::byte* const to = stage_->Reduced(carrier, reduced_) + (from - slice.begin) * size;
-    Copy(to, stage_->Loaded(0, reduced_) + from * size, count * size);
-    for (int member = 1; member < stage_->size(); ++member) {
-      ReduceInto(op_, dtype, to, stage_->Loaded(member, reduced_) + from * size, count);
-    }
+  const std::int64_t size = element_bytes();
+  for (int carrier = 0; carrier < hosts_.slices() && stage_->size() > 1; ++carrier) {
+    ForEachInSlice(reduced_, carrier,
+                   [&](std::size_t v, const fusion::Window& window, Part slice, std::int64_t at) {
+                     const Part part = PartOf(window.count, size, stage_->self(), stage_->size());
+                     const std::int64_t from = std::max(part.begin, slice.begin);
+                     const std::int64_t count =
+                         std::min(part.begin + part.count, slice.begin + slice.count) - from;
+                     if (count <= 0) return;
+                     std::byte* const to =
+                         stage_->Reduced(carrier, reduced_) + (at + from - slice.begin) * size;
+                     const std::int64_t loaded = (LoadedBefore(reduced_, v) + from) * size;
+                     Copy(to, stage_->Loaded(0, reduced_) + loaded, count * size);
+                     for (int member = 1; member < stage_->size(); ++member) {
+                       ReduceInto(work_.op, work_.vectors[v].moved(), to,
+                                  stage_->Loaded(member, reduced_) + loaded, count);
+                     }
+                   });
   }
   stage_->Publish(mine().reduced, ++reduced_);
   return true;
@@ -142,11 +164,16 @@ bool HierarchicalRun::Reduce() {
 bool HierarchicalRun::StartCrossing() {
   if (!carries() || sent_ == end_) return false;
   if (!AllReached(&HostStageCounters::reduced, stage_->size(), sent_ + 1)) return false;
-  const Part slice = PartOf(sent_, stage_->self(), slices_);
+  std::vector<std::int64_t> counts;
+  std::int64_t all = 0;
+  ForEachInSlice(sent_, stage_->self(), [&](std::size_t, const fusion::Window&, Part slice, auto) {
+    counts.push_back(slice.count);
+    all += slice.count;
+  });
   // All carriers of an empty slice know that it is.
-  under_way_.push_back(slice.count == 0 ? nullptr
-                                        : crossing_(stage_->Reduced(stage_->self(), sent_),
-                                                    slice.count, vector_.moved(), op_));
+  under_way_.push_back(all == 0 ? nullptr
+                                : crossing_(stage_->Reduced(stage_->self(), sent_), counts,
+                                            work_.vectors.front().moved()));
   ++sent_;
   EndCrossings();
   return true;
@@ -177,15 +204,17 @@ bool HierarchicalRun::EndCrossings() {
 }
 
 bool HierarchicalRun::Take() {
-  if (taken_ == loaded_ || !AllReached(&HostStageCounters::crossed, slices_, taken_ + 1)) {
+  if (taken_ == loaded_ || !AllReached(&HostStageCounters::crossed, hosts_.slices(), taken_ + 1)) {
     return false;
   }
-  const fusion::Window& window = WindowOf(taken_);
-  for (int carrier = 0; carrier < slices_; ++carrier) {
-    const Part slice = PartOf(taken_, carrier, slices_);
-    if (slice.count == 0) continue;
-    vector_.StoreFrom({.begin = window.begin + slice.begin, .count = slice.count},
-                      stage_->Reduced(carrier, taken_), after_);
+  for (int carrier = 0; carrier < hosts_.slices(); ++carrier) {
+    ForEachInSlice(
+        taken_, carrier, [&](std::size_t v, const fusion::Window& window, Part slice, auto at) {
+          if (slice.count == 0) return;
+          work_.vectors[v].StoreFrom({.begin = window.begin + slice.begin, .count = slice.count},
+                                     stage_->Reduced(carrier, taken_) + at * element_bytes(),
+                                     work_.after);
+        });
   }
   stage_->Publish(mine().taken, ++taken_);
   return true;
@@ -196,12 +225,29 @@ void HierarchicalRun::Finish(Status status) {
   finished_ = true;
 }
 
-const fusion::Window& HierarchicalRun::WindowOf(std::uint32_t chunk) const {
-  return vector_.windows()[chunk - begin_];
+fusion::Window HierarchicalRun::WindowOf(std::uint32_t chunk, std::size_t vector) const {
+  const std::vector<fusion::Window>& windows = work_.vectors[vector].windows();
+  const std::size_t number = chunk - begin_;
+  return number < windows.size() ? windows[number] : fusion::Window();
 }
 
-Part HierarchicalRun::PartOf(std::uint32_t chunk, int i, int parts) const {
-  return ops::PartOf(WindowOf(chunk).count, BytesOf(vector_.moved()), i, parts);
+std::int64_t HierarchicalRun::LoadedBefore(std::uint32_t chunk, std::size_t vector) const {
+  std::int64_t before = 0;
+  for (std::size_t v = 0; v < vector; ++v) before += WindowOf(chunk, v).count;
+  return before;
+}
+
+template <typename Function>
+void HierarchicalRun::ForEachInSlice(std::uint32_t chunk, int carrier, Function function) const {
+  std::int64_t at = 0;
+  for (std::size_t i = 0; i < work_.vectors.size(); ++i) {
+    const std::size_t v =
+        work_.vectors.size() == 1 ? 0 : hosts_.at_carrier[static_cast<std::size_t>(carrier)][i];
+    const fusion::Window window = WindowOf(chunk, v);
+    const Part slice = PartOf(window.count, element_bytes(), carrier, hosts_.slices());
+    function(v, window, slice, at);
+    at += slice.count;
+  }
 }
 
 bool HierarchicalRun::AllReached(shm::SharedCounter HostStageCounters::*counter, int members,

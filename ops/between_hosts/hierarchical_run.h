@@ -1,13 +1,16 @@
-// One all-reduce of a process set that spans hosts, as this rank takes part in it. Chunk by chunk:
+// One operation of a process set that spans hosts, as this rank takes part in it. Chunk by chunk:
 //
 //   load     every member brings its elements, widened and scaled, to where its host sees them
 //   reduce   every member combines its part of the chunk, in the order of the host's members
-//   cross    carriers, as many on every host, each reduce a slice of the chunk with their like on
-//            the other hosts
-//   take     every member scales and rounds all slices into its outputs
+//   cross    carriers, as many on every host, each take a slice of the chunk across, with their like
+//            on the other hosts
+//   take     every member scales and rounds what it needs of all slices into its outputs
 //
-// A chunk crosses while later ones are loaded and reduced. The carriers of a slice get the same
-// bits, and everybody takes theirs.
+// An all-reduce has one vector, which all hosts reduce. A reduce-scatter and an all-gather have one
+// for each host: the elements that its members get, or give. A chunk holds a window of each vector, so
+// that every host sends and receives all the time; a gather loads what this rank gives and reduces
+// nothing. A chunk crosses while later ones are loaded and reduced. The carriers of a slice get the
+// same bits, and everybody takes theirs.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "core/base/status.h"
 #include "fusion/pack.h"
@@ -25,19 +29,37 @@
 
 namespace sirtaki::ops {
 
+// What a set that spans hosts looks like; the same on all members but for `here` and `self`.
+struct HostMembers {
+  std::vector<std::vector<std::size_t>> members;     // of each host, indices among the set's
+  std::vector<std::vector<std::size_t>> at_carrier;  // the hosts in the order of a slice's carriers
+  std::size_t here = 0;                              // this rank's host
+  std::size_t self = 0;                              // this rank among the set's members
+
+  int slices() const { return static_cast<int>(at_carrier.size()); }
+};
+
+// What a run moves.
+struct HostWork {
+  std::vector<fusion::FusedVector> vectors;  // one, or one for each host; of one type
+  core::ReduceOp op = core::ReduceOp::kSum;
+  fusion::Scale before = {};
+  fusion::Scale after = {};
+  bool gathers = false;
+};
+
 // HierarchicalRun is not thread-safe. Everything that is given by reference must outlive it.
 class HierarchicalRun {
  public:
-  // Reduces a carrier's slice with those of the other hosts' carriers, in place. Any number may be
-  // under way; all carriers start theirs in the same order.
-  using Crossing = std::function<std::unique_ptr<Completion>(std::byte* memory, std::int64_t count,
-                                                             core::DType dtype, core::ReduceOp op)>;
+  // Takes a carrier's slice across, in place. `counts`: its elements of each vector, in the order of
+  // the slice's carriers. Any number may be under way; all carriers start theirs in the same order.
+  using Crossing = std::function<std::unique_ptr<Completion>(
+      std::byte* memory, std::span<const std::int64_t> counts, core::DType dtype)>;
 
-  // Runs through. `spin`: short waits keep their core. `slices`: how many carriers each host has, its
-  // first members. `check`: why there is no point in waiting any longer; called now and then.
-  HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, int slices,
-                  std::span<const Segment> segments, const SegmentReduction& how, Crossing crossing,
-                  std::function<core::Status()> check);
+  // Runs through. `spin`: short waits keep their core. The carriers of a host are its first members.
+  // `check`: why there is no point in waiting any longer; called now and then.
+  HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, const HostMembers& hosts,
+                  HostWork work, Crossing crossing, std::function<core::Status()> check);
   // What crosses unfinished keeps its memory.
   ~HierarchicalRun();
 
@@ -55,21 +77,25 @@ class HierarchicalRun {
   void Wait(std::uint32_t rung);
   void Finish(core::Status status);
 
-  const fusion::Window& WindowOf(std::uint32_t chunk) const;
-  // The i-th of `parts` nearly equal parts of a chunk.
-  Part PartOf(std::uint32_t chunk, int i, int parts) const;
+  // Of one vector in a chunk: none, where the others' are longer.
+  fusion::Window WindowOf(std::uint32_t chunk, std::size_t vector) const;
+  // The elements of the vectors before this one in a chunk.
+  std::int64_t LoadedBefore(std::uint32_t chunk, std::size_t vector) const;
+  std::int64_t element_bytes() const { return BytesOf(work_.vectors.front().moved()); }
+  // Calls `function(vector, window, slice, at)` for each vector: which part of its window is in this
+  // carrier's slice, and how many elements of the slice lie before it.
+  template <typename Function>
+  void ForEachInSlice(std::uint32_t chunk, int carrier, Function function) const;
+  void LoadOwn();  // of a gather
   bool AllReached(shm::SharedCounter HostStageCounters::*counter, int members,
                   std::uint32_t value) const;
   HostStageCounters& mine() const { return stage_->counters(stage_->self()); }
-  bool carries() const { return stage_->self() < slices_; }
+  bool carries() const { return stage_->self() < hosts_.slices(); }
 
   const bool spin_;
   const std::shared_ptr<HostStage> stage_;
-  const int slices_;
-  const fusion::FusedVector vector_;
-  const core::ReduceOp op_;
-  const fusion::Scale before_;
-  const fusion::Scale after_;
+  const HostMembers& hosts_;
+  const HostWork work_;
   const Crossing crossing_;
   const std::function<core::Status()> check_;
 

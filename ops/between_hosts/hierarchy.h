@@ -1,12 +1,15 @@
-// All-reduce for process sets that span hosts: within each host first, over memory that its ranks
-// share; then each of a few carriers on every host takes a slice across. So a host's ranks use its
-// network together, and each element crosses it once each way, however many ranks there are.
+// All-reduce, reduce-scatter and all-gather for process sets that span hosts: within each host first,
+// over memory that its ranks share; then each of a few carriers on every host takes a slice across.
+// So a host's ranks use its network together, and each element crosses it once each way, however many
+// ranks there are; in a reduce-scatter and an all-gather one way.
 //
 // What crosses goes through the medium's own backend: the carriers of a slice, one on each host,
 // are a process set there.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -33,7 +36,7 @@ struct HierarchyOptions {
 
 // A hierarchy is one rank's. Sets come and go, and operations run, on the large lane; Abort is
 // called by anyone.
-class Hierarchy final : public AllReducer {
+class Hierarchy final : public Rootless {
  public:
   // `flat`: the medium's. `group`: null if this host's ranks share no memory. Both must outlive it.
   Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options);
@@ -55,12 +58,21 @@ class Hierarchy final : public AllReducer {
   // Precondition of these: Covers(channel).
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
                                         core::DType dtype, core::ReduceOp op) override;
+  std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
+                                        std::int64_t bytes) override SIRTAKI_EXCLUDES(mutex_);
+  std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
+                                         std::span<const std::int64_t> bytes) override
+      SIRTAKI_EXCLUDES(mutex_);
   bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const override {
     return true;
   }
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override
       SIRTAKI_EXCLUDES(mutex_);
+  bool ReducesParts(Channel /*channel*/) const override { return true; }
+  std::unique_ptr<Completion> ReduceScatter(Channel channel, void* buffer,
+                                            std::span<const std::int64_t> counts, core::DType dtype,
+                                            core::ReduceOp op) override SIRTAKI_EXCLUDES(mutex_);
 
   void Abort(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
 
@@ -69,10 +81,14 @@ class Hierarchy final : public AllReducer {
   struct Layout {
     core::RankRanges here;                   // those of this host
     std::vector<core::RankRanges> carriers;  // by slice; none: the set is left to the medium
+    HostMembers hosts;
+    // The most of a chunk, of an operation with one vector and with one for each host.
+    std::int64_t chunk_bytes = 0;
+    std::int64_t parts_bytes = 0;
   };
   struct Set {
     std::shared_ptr<HostStage> stage;
-    int slices = 0;
+    std::shared_ptr<const Layout> layout;
   };
   // Where the others find a member's part of the stage.
   struct Place {
@@ -84,11 +100,20 @@ class Hierarchy final : public AllReducer {
   // Collective over the set. Null on all members if there is no memory for it somewhere.
   core::Status MakeStage(core::SetNumber set, const core::RankRanges& members, const Layout& layout,
                          std::shared_ptr<HostStage>* stage);
-  std::int64_t ChunkBytes(const Layout& layout) const;
+  void SetChunks(Layout* layout) const;
   // Every member's, by member.
   template <typename T>
   core::Status Tell(core::SetNumber set, const T& mine, std::vector<T>* all);
-  HierarchicalRun::Crossing CrossingOf(core::SetNumber set, const Set& which);
+  Set SetOf(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
+  // The channel of this rank's slice.
+  Channel Across(Channel channel, const Set& which) const;
+  // A vector for each host, of its members' parts of a buffer: `counts[i]` elements of member i, one
+  // after the other. `segment_of(part, own)`: what this rank gives and gets of a part.
+  static std::vector<fusion::FusedVector> VectorsOf(
+      const Layout& layout, core::DType dtype, void* buffer, std::span<const std::int64_t> counts,
+      const std::function<Segment(std::byte* part, bool own)>& segment_of);
+  std::unique_ptr<Completion> Run(const Set& set, HostWork work, HierarchicalRun::Crossing crossing)
+      SIRTAKI_EXCLUDES(mutex_);
   core::Status Check() SIRTAKI_EXCLUDES(mutex_);
 
   Backend& flat_;

@@ -118,7 +118,8 @@ class AllGatherRun : public GroupRun {
     bytes_.clear();
     for (const std::int64_t r : rows) bytes_.push_back(r * row_bytes);
     if (task()->silent.empty()) {
-      Begin([&] { return backend_.AllGatherV(channel(), item.work->input, output, bytes_); });
+      BeginRootless(
+          [&] { return rootless_.AllGatherV(channel(), item.work->input, output, bytes_); });
     } else {
       GatherAmongActive(item, static_cast<std::byte*>(output));
     }
@@ -194,17 +195,17 @@ class AllGatherIntoRun : public GroupRun {
       const fusion::Window& window = vector_.windows()[next];
       trace_.Pack();
       vector_.LoadInto(window, own);
-      Begin([&] {
-        return backend_.AllGather(channel(), own, all, window.count * BytesOf(vector_.moved()));
+      BeginRootless([&] {
+        return rootless_.AllGather(channel(), own, all, window.count * BytesOf(vector_.moved()));
       });
       return true;
     }
     const std::size_t direct = next - vector_.windows().size();
     if (direct >= direct_.size()) return false;
     const fusion::Piece& piece = direct_[direct];
-    Begin([&] {
-      return backend_.AllGather(channel(), piece.input, piece.output,
-                                piece.count * BytesOf(vector_.moved()));
+    BeginRootless([&] {
+      return rootless_.AllGather(channel(), piece.input, piece.output,
+                                 piece.count * BytesOf(vector_.moved()));
     });
     return true;
   }

@@ -34,7 +34,7 @@ class RefusedRun : public GroupRun {
 
 GroupRun::GroupRun(const RunContext& context)
     : backend_(*context.task->route.backend),
-      all_reducer_(*context.task->route.all_reducer),
+      rootless_(*context.task->route.rootless),
       staging_(context.staging),
       trace_(context.observer, *context.task,
              context.task->channel.lane == fusion::Lane::kSmall ? core::trace::Track::kSmallLane

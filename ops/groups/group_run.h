@@ -68,8 +68,8 @@ class GroupRun {
     operation_ = start();
   }
   template <typename Start>
-  void BeginAllReduce(const Start& start) {
-    if (trace_.on()) trace_.Move(all_reducer_.name());
+  void BeginRootless(const Start& start) {
+    if (trace_.on()) trace_.Move(rootless_.name());
     operation_ = start();
   }
   bool Fail(core::StatusCode code, std::string text);  // false
@@ -84,7 +84,7 @@ class GroupRun {
   const std::vector<std::int64_t>& active();
 
   Backend& backend_;
-  AllReducer& all_reducer_;
+  Rootless& rootless_;
   Staging& staging_;
   // A run says what it does between its operations; that it moves data, Begin says.
   GroupTrace trace_;

@@ -94,9 +94,9 @@ class WindowReduceRun : public GroupRun {
                                static_cast<int>(root()));
       });
     } else {
-      BeginAllReduce([&] {
+      BeginRootless([&] {
         return by_backend_.identity()
-                   ? all_reducer_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
+                   ? rootless_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
                    : backend_.AllReduceScaled(channel(), memory, window.count, vector_.moved(), op_,
                                               by_backend_);
       });
@@ -230,8 +230,8 @@ class SegmentsReduceRun : public GroupRun {
   bool Next() override {
     if (begun_) return false;
     begun_ = true;
-    BeginAllReduce(
-        [&] { return all_reducer_.AllReduceSegments(channel(), ReducedPieces(*task()), how_); });
+    BeginRootless(
+        [&] { return rootless_.AllReduceSegments(channel(), ReducedPieces(*task()), how_); });
     return true;
   }
 
@@ -252,7 +252,7 @@ SegmentReduction ReductionOf(const GroupTask& task) {
 std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
   const SegmentReduction how = ReductionOf(*context.task);
   if (!context.task->signature().wire &&
-      context.task->route.all_reducer->ReducesSegments(context.task->channel, how)) {
+      context.task->route.rootless->ReducesSegments(context.task->channel, how)) {
     return std::make_unique<SegmentsReduceRun>(context, how);
   }
   const std::optional<DType> wire = WireType(*context.task);

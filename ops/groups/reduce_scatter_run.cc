@@ -34,7 +34,7 @@ class ReduceScatterRun : public GroupRun {
     by_backend_ = members() > 1 && static_cast<std::int64_t>(active().size()) == members() &&
                   !core::IsHalf(element) &&
                   HasReduction(Combining(op_), fusion::AccumulationType(element, op_)) &&
-                  backend_.ReducesParts(channel());
+                  rootless_.ReducesParts(channel());
     if (by_backend_ || ScalesBeforeFilling(signature)) {
       moved_ = fusion::AccumulationType(element, op_);
       load_.factor = signature.prescale;
@@ -119,8 +119,8 @@ class ReduceScatterRun : public GroupRun {
       next += counts_.back() * size;
     }
     ++round_;
-    Begin(
-        [&] { return backend_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_)); });
+    BeginRootless(
+        [&] { return rootless_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_)); });
     return true;
   }
 

@@ -53,6 +53,8 @@ class BackendConformance {
   void AllRanksGetTheSameBits();
   // AllReduceScaled, where it is there, gives the bits of AllReduce and a scale.
   void ScalesWhatItReduces();
+  // ReduceScatter, where it is there, gives each member the sum of its part, whatever the parts' sizes.
+  void ReducesEveryPart();
 
   // ---- backend_movements.cc ----
 
@@ -106,7 +108,7 @@ class BackendConformance {
   void ExchangeOnce(ops::Channel channel, const std::vector<int>& members, std::uint32_t seed);
 
   ops::Backend& On(ops::Channel channel) { return *backend_.Select(channel).backend; }
-  ops::AllReducer& ReducerOf(ops::Channel channel) { return *backend_.Select(channel).all_reducer; }
+  ops::Rootless& RootlessOf(ops::Channel channel) { return *backend_.Select(channel).rootless; }
 
   // On the large lane the operation has ended inside its call.
   void Finish(std::unique_ptr<ops::Completion> operation, fusion::Lane lane = fusion::Lane::kSmall);
@@ -132,6 +134,7 @@ inline constexpr BackendCheck kBackendChecks[] = {
     {"NanWinsAndZerosAreOrdered", &BackendConformance::NanWinsAndZerosAreOrdered},
     {"AllRanksGetTheSameBits", &BackendConformance::AllRanksGetTheSameBits},
     {"ScalesWhatItReduces", &BackendConformance::ScalesWhatItReduces},
+    {"ReducesEveryPart", &BackendConformance::ReducesEveryPart},
     {"BroadcastsFromEveryRoot", &BackendConformance::BroadcastsFromEveryRoot},
     {"GathersEqualParts", &BackendConformance::GathersEqualParts},
     {"GathersUnequalParts", &BackendConformance::GathersUnequalParts},

@@ -74,7 +74,7 @@ void BackendConformance::MessagesPassTheLanes() {
   auto receive = backend_.ReceiveMessage(previous, 2, &taken, sizeof(taken));
   std::int32_t one = 1;
   auto sum =
-      ReducerOf(World(fusion::Lane::kSmall))
+      RootlessOf(World(fusion::Lane::kSmall))
           .AllReduce(World(fusion::Lane::kSmall), &one, 1, core::DType::kI32, core::ReduceOp::kSum);
   Finish(std::move(sum));  // though the message is not sent yet
   EXPECT_EQ(one, size_);

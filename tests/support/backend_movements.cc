@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <utility>
@@ -37,7 +38,7 @@ void BackendConformance::GathersEqualParts() {
          {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{4097}}) {
       const std::vector<std::uint8_t> mine = Bytes(rank_, bytes);
       std::vector<std::uint8_t> all(bytes * static_cast<std::size_t>(size_));
-      Finish(On(World(lane))
+      Finish(RootlessOf(World(lane))
                  .AllGather(World(lane), mine.data(), all.data(), static_cast<std::int64_t>(bytes)),
              lane);
       EXPECT_TRUE(all == Concatenation(std::vector<std::int64_t>(static_cast<std::size_t>(size_),
@@ -49,21 +50,30 @@ void BackendConformance::GathersEqualParts() {
 
 void BackendConformance::GathersUnequalParts() {
   for (const fusion::Lane lane : kLanes) {
-    // Growing parts with a first one of nothing; only the last rank; nobody; equal ones.
-    for (const int shape : {0, 1, 2, 3}) {
+    // Growing parts with a first one of nothing; only the last rank; nobody; equal ones; long ones.
+    for (const int shape : {0, 1, 2, 3, 4}) {
       std::vector<std::int64_t> bytes;
       for (int r = 0; r < size_; ++r) {
         bytes.push_back(shape == 0   ? r * 1001
                         : shape == 1 ? (r == size_ - 1 ? 777 : 0)
                         : shape == 2 ? 0
-                                     : 64);
+                        : shape == 3 ? 64
+                                     : 70'000 - 9'000 * r);
       }
       const auto own = static_cast<std::size_t>(bytes[static_cast<std::size_t>(rank_)]);
       const std::vector<std::uint8_t> mine = Bytes(rank_, own);
       const std::vector<std::uint8_t> expected = Concatenation(bytes);
       std::vector<std::uint8_t> all(expected.size());
-      Finish(On(World(lane)).AllGatherV(World(lane), mine.data(), all.data(), bytes), lane);
+      ops::Rootless& backend = RootlessOf(World(lane));
+      Finish(backend.AllGatherV(World(lane), mine.data(), all.data(), bytes), lane);
       EXPECT_TRUE(all == expected) << "shape " << shape;
+      // What this rank gives may be in its place.
+      std::fill(all.begin(), all.end(), std::uint8_t{0});
+      auto* const place =
+          all.data() + std::accumulate(bytes.begin(), bytes.begin() + rank_, std::int64_t{0});
+      std::copy(mine.begin(), mine.end(), place);
+      Finish(backend.AllGatherV(World(lane), place, all.data(), bytes), lane);
+      EXPECT_TRUE(all == expected) << "in place, shape " << shape;
     }
   }
 }
@@ -152,9 +162,9 @@ void BackendConformance::SeveralInFlightOnTheSmallLane() {
   for (int i = 0; i < kRounds; ++i) {
     sums.push_back(
         std::vector<float>(static_cast<std::size_t>(i + 1), static_cast<float>(rank_ + i)));
-    operations.push_back(ReducerOf(channel).AllReduce(channel, sums.back().data(),
-                                                      static_cast<std::int64_t>(sums.back().size()),
-                                                      core::DType::kF32, core::ReduceOp::kSum));
+    operations.push_back(RootlessOf(channel).AllReduce(
+        channel, sums.back().data(), static_cast<std::int64_t>(sums.back().size()),
+        core::DType::kF32, core::ReduceOp::kSum));
     broadcasts.push_back(Bytes(rank_ + i, 100));
     operations.push_back(On(channel).Broadcast(channel, broadcasts.back().data(), 100, i % size_));
   }
@@ -193,7 +203,7 @@ void BackendConformance::SetsHaveTheirOwnMembers() {
     if (rank_ % 2 == 0) {
       const auto members = static_cast<std::int32_t>(even.Count());
       std::int32_t value = rank_ / 2;
-      Finish(ReducerOf({11, lane})
+      Finish(RootlessOf({11, lane})
                  .AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
       EXPECT_EQ(value, members * (members - 1) / 2);
       for (int root = 0; root < members; ++root) {  // counted among the members
@@ -203,7 +213,7 @@ void BackendConformance::SetsHaveTheirOwnMembers() {
       }
     }
     std::int32_t one = 1;
-    Finish(ReducerOf({12, lane})
+    Finish(RootlessOf({12, lane})
                .AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum));
     EXPECT_EQ(one, size_);
   }
@@ -229,7 +239,7 @@ void BackendConformance::SetsComeAndGo() {
         std::int32_t value = 1 << rank_;
         std::int32_t expected = 0;
         for (const int r : ranks.ToVector()) expected += 1 << r;
-        Finish(ReducerOf({number, lane})
+        Finish(RootlessOf({number, lane})
                    .AllReduce({number, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
         EXPECT_EQ(value, expected) << "set " << number << " of ranks " << ranks.ToString();
       }
@@ -243,7 +253,7 @@ void BackendConformance::SetsComeAndGo() {
   for (const auto& [number, ranks] : sets) ExpectOk(backend_.RemoveSet(number));
   // A set that is gone is one that never was.
   std::int32_t value = 1;
-  const auto late = ReducerOf({kFirst, fusion::Lane::kSmall})
+  const auto late = RootlessOf({kFirst, fusion::Lane::kSmall})
                         .AllReduce({kFirst, fusion::Lane::kSmall}, &value, 1, core::DType::kI32,
                                    core::ReduceOp::kSum);
   EXPECT_TRUE(late->Poll());

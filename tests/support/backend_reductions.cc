@@ -77,7 +77,7 @@ void BackendConformance::Reduce(fusion::Lane lane, DType dtype, ReduceOp op, std
   for (std::int64_t i = 0; i < count; ++i) {
     data[static_cast<std::size_t>(i)] = Value<T>(dtype, rank_, i);
   }
-  Finish(root < 0 ? ReducerOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op)
+  Finish(root < 0 ? RootlessOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op)
                   : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root),
          lane);
   if (root >= 0 && root != rank_) return;
@@ -144,14 +144,15 @@ template <typename T>
 void BackendConformance::Wrap(fusion::Lane lane, DType dtype) {
   const auto top = static_cast<T>(std::uint64_t{1} << (8 * sizeof(T) - 1));
   std::vector<T> data(37, top);
-  Finish(ReducerOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum));
+  Finish(RootlessOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum));
   EXPECT_TRUE(data == std::vector<T>(37, size_ % 2 == 0 ? T{0} : top)) << core::DTypeName(dtype);
   if (!ops::HasReduction(ReduceOp::kProduct, dtype)) return;
   const auto factor = static_cast<T>((std::uint64_t{1} << (8 * sizeof(T) - 2)) + 3);
   auto expected = std::uint64_t{1};
   for (int r = 0; r < size_; ++r) expected *= static_cast<std::uint64_t>(factor);
   data.assign(37, factor);
-  Finish(ReducerOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct));
+  Finish(
+      RootlessOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct));
   EXPECT_TRUE(data == std::vector<T>(37, static_cast<T>(expected))) << core::DTypeName(dtype);
 }
 
@@ -177,7 +178,7 @@ void BackendConformance::OrderZerosAndNan(fusion::Lane lane, DType dtype) {
     std::vector<T> data(2 * ranks, usual);
     data[static_cast<std::size_t>(rank_)] = std::numeric_limits<T>::quiet_NaN();
     data[ranks + static_cast<std::size_t>(rank_)] = special;
-    Finish(ReducerOf(World(lane))
+    Finish(RootlessOf(World(lane))
                .AllReduce(World(lane), data.data(), static_cast<std::int64_t>(data.size()), dtype,
                           op));
     for (std::size_t i = 0; i < ranks; ++i) {
@@ -210,7 +211,7 @@ void BackendConformance::AllRanksGetTheSameBits() {
         }
       }
       const auto bytes = static_cast<std::int64_t>(reduced.size() * sizeof(float));
-      Finish(ReducerOf(World(lane))
+      Finish(RootlessOf(World(lane))
                  .AllReduce(World(lane), reduced.data(), static_cast<std::int64_t>(reduced.size()),
                             DType::kF32, op));
       std::vector<float> all(reduced.size() * static_cast<std::size_t>(size_));
@@ -232,8 +233,8 @@ void BackendConformance::Scale(fusion::Lane lane, DType dtype, std::int64_t coun
     expected[i] = static_cast<T>(1000.0 / static_cast<double>(i % 777 + 3) + rank_);
   }
   std::vector<T> scaled = expected;
-  Finish(
-      ReducerOf(World(lane)).AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
+  Finish(RootlessOf(World(lane))
+             .AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
   fusion::Convert(dtype, expected.data(), dtype, expected.data(), count, after);
   Finish(On(World(lane))
              .AllReduceScaled(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
@@ -245,7 +246,7 @@ void BackendConformance::ScalesWhatItReduces() {
   for (const fusion::Lane lane : kLanes) {
     const ops::Route route = backend_.Select(World(lane));
     // Another all-reducer has an order of adding of its own.
-    if (route.all_reducer != route.backend || !route.backend->ScalesReduced(World(lane))) continue;
+    if (route.rootless != route.backend || !route.backend->ScalesReduced(World(lane))) continue;
     for (const std::int64_t count : {0, 1, 5, 4099, 300007}) {
       for (const fusion::Scale after : {fusion::Scale{.divisor = 3}, fusion::Scale{.factor = 0.3},
                                         fusion::Scale{.factor = 0.7, .divisor = size_}}) {
@@ -253,6 +254,39 @@ void BackendConformance::ScalesWhatItReduces() {
         Scale<double>(lane, DType::kF64, count, after);
         Scale<std::int32_t>(lane, DType::kI32, count, after);
       }
+    }
+  }
+}
+
+void BackendConformance::ReducesEveryPart() {
+  const ops::Channel channel = World(fusion::Lane::kLarge);
+  ops::Rootless& backend = RootlessOf(channel);
+  if (!backend.ReducesParts(channel)) return;
+  // Unequal ones; nothing but the last; nothing; short equal ones.
+  for (const int shape : {0, 1, 2, 3}) {
+    constexpr std::int64_t kUnequal[] = {70'000, 0, 3, 129, 9'001};
+    std::vector<std::int64_t> counts;
+    for (int r = 0; r < size_; ++r) {
+      counts.push_back(shape == 0   ? kUnequal[r % 5]
+                       : shape == 1 ? (r == size_ - 1 ? 777 : 0)
+                       : shape == 2 ? 0
+                                    : 5);
+    }
+    std::vector<double> values;  // whole numbers, so that no order of adding rounds
+    std::size_t begin = 0;
+    for (int m = 0; m < size_; ++m) {
+      if (m == rank_) begin = values.size();
+      for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(m)]; ++i) {
+        values.push_back(static_cast<double>(i * (rank_ + 1) + m));
+      }
+    }
+    Finish(backend.ReduceScatter(channel, values.data(), counts, DType::kF64, ReduceOp::kSum),
+           channel.lane);
+    const std::int64_t of_ranks = static_cast<std::int64_t>(size_) * (size_ + 1) / 2;
+    for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(rank_)]; ++i) {
+      ASSERT_EQ(values[begin + static_cast<std::size_t>(i)],
+                static_cast<double>(i * of_ranks + static_cast<std::int64_t>(size_) * rank_))
+          << "shape " << shape << ", element " << i;
     }
   }
 }

@@ -153,7 +153,7 @@ void ReduceSegments(Rank& rank, int r, int size, SegmentReduction how, Encode en
     segments.push_back(segment);
   }
   const auto operation =
-      rank.backend->Select(kLarge).all_reducer->AllReduceSegments(kLarge, segments, how);
+      rank.backend->Select(kLarge).rootless->AllReduceSegments(kLarge, segments, how);
   const Status status = Finish(*operation);
   ASSERT_TRUE(status.ok()) << status.ToString();
   for (std::size_t s = 0; s < counts.size(); ++s) {
@@ -212,7 +212,7 @@ TEST_P(HierarchyTest, AllRanksHaveTheSameBits) {
       values.push_back(std::sin(static_cast<float>(i * (r + 1))) *
                        std::pow(10.0F, static_cast<float>((i + r) % 15 - 7)));
     }
-    const auto operation = rank.backend->Select(kLarge).all_reducer->AllReduce(
+    const auto operation = rank.backend->Select(kLarge).rootless->AllReduce(
         kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
         ReduceOp::kSum);
     EXPECT_TRUE(Finish(*operation).ok());
@@ -235,8 +235,8 @@ TEST_P(HierarchyTest, SetsOfOneRankAHostAreLeftToTheMedium) {
     float value = 1;
     if (alone.Contains(r)) {
       const auto operation = rank.backend->Select({5, fusion::Lane::kLarge})
-                                 .all_reducer->AllReduce({5, fusion::Lane::kLarge}, &value, 1,
-                                                         DType::kF32, ReduceOp::kSum);
+                                 .rootless->AllReduce({5, fusion::Lane::kLarge}, &value, 1,
+                                                      DType::kF32, ReduceOp::kSum);
       EXPECT_TRUE(Finish(*operation).ok());
       EXPECT_EQ(value, static_cast<float>(alone.Count()));
     }
@@ -262,7 +262,7 @@ TEST_P(HierarchyTest, AnAbortEndsTheWait) {
     }
     std::vector<float> values(5000);
     ++waiting;
-    const auto operation = rank.backend->Select(kLarge).all_reducer->AllReduce(
+    const auto operation = rank.backend->Select(kLarge).rootless->AllReduce(
         kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
         ReduceOp::kSum);
     const Status status = Finish(*operation);

@@ -119,32 +119,6 @@ TEST(WireBackendTest, AWindowWithinAHostHoldsTheChunksThatAreUnderWay) {
   EXPECT_EQ(two.WindowBytes(kLarge, kMebi), kMebi);
 }
 
-// Each member has the sum of its own part, whatever the parts' sizes and its place in the ring.
-TEST(WireBackendTest, EveryMemberGetsItsPartReduced) {
-  const std::vector<std::int64_t> counts{70'000, 0, 3, 129, 9'001};
-  InprocPorts ports(5);
-  RankThreads::Run(5, [&](int rank) {
-    const std::unique_ptr<Port> port = ports.Connect(rank);
-    WireBackend backend(*port, {.host_of_rank = {0, 1, 0, 2, 1}, .chunk_bytes = 4096});
-    ASSERT_TRUE(backend.ReducesParts(kLarge));
-    std::vector<double> values;
-    std::size_t begin = 0;
-    for (std::size_t m = 0; m < counts.size(); ++m) {
-      if (static_cast<int>(m) == rank) begin = values.size();
-      for (std::int64_t i = 0; i < counts[m]; ++i) {
-        values.push_back(static_cast<double>(i * (rank + 1)) + static_cast<double>(m));
-      }
-    }
-    const auto operation =
-        backend.ReduceScatter(kLarge, values.data(), counts, DType::kF64, ReduceOp::kSum);
-    ASSERT_TRUE(operation->status().ok()) << operation->status().ToString();
-    for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(rank)]; ++i) {
-      ASSERT_EQ(values[begin + static_cast<std::size_t>(i)],
-                15.0 * static_cast<double>(i) + 5.0 * rank);
-    }
-  });
-}
-
 // A member that is far behind gets what the others have sent long ago, in order.
 TEST(WireBackendTest, ARootMayRunFarAhead) {
   constexpr int kRounds = 300;  // more than a lane has tags
