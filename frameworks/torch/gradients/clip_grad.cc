@@ -39,16 +39,19 @@ at::Tensor ValuesOf(const at::Tensor& gradient) {
 }
 
 // Returns the norm of all gradients together, where the first is. One number comes from every other
-// device.
+// device. A gradient without elements has no largest one.
 at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
   std::vector<std::pair<at::Device, std::vector<at::Tensor>>> norms;
   for (const at::Tensor& gradient : gradients) {
+    const at::Tensor values = ValuesOf(gradient);
+    if (values.numel() == 0) continue;
     const at::Device device = gradient.device();
     auto found = std::find_if(norms.begin(), norms.end(),
                               [device](const auto& list) { return list.first == device; });
     if (found == norms.end()) found = norms.insert(norms.end(), {device, {}});
-    found->second.push_back(at::linalg_vector_norm(ValuesOf(gradient), norm_type).to(at::kDouble));
+    found->second.push_back(at::linalg_vector_norm(values, norm_type).to(at::kDouble));
   }
+  if (norms.empty()) return at::full({}, 0.0, at::kDouble);
   std::vector<at::Tensor> of_devices;
   for (const auto& [device, list] : norms) {
     of_devices.push_back(
@@ -79,8 +82,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
   }
   const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
   if (gradients.empty() && !of_shards) return 0;
-  const at::Tensor total =
-      gradients.empty() ? at::full({}, 0.0, at::kDouble) : NormOf(gradients, norm_type);
+  const at::Tensor total = NormOf(gradients, norm_type);
   double norm = total.item<double>();
   if (reducer != nullptr && !reducer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have

@@ -567,6 +567,25 @@ TEST(ClipTest, GradientsBelowTheNormStay) {
   });
 }
 
+// LibTorch finds no largest element there, and throws.
+TEST(ClipTest, GradientsWithoutElementsChangeNoNorm) {
+  RunTorchRanks(2, [](int rank) {
+    for (const Shard shard : {Shard::None, Shard::Gradients}) {
+      auto weight = OptionZeros(1);
+      auto empty = torch::zeros({0, 3}).requires_grad_();
+      auto optimizer = WrapWith({{"w", weight}, {"empty", empty}},
+                                DistributedOptimizerOptions().shard(shard));
+      EXPECT_EQ(clip_grad_norm_(optimizer, 1), 0) << "there is no gradient";
+      (empty.sum() + Slope(weight, rank)).backward();
+      EXPECT_NEAR(clip_grad_norm_(optimizer, 0.25, INFINITY), 0.5, 1e-9);
+      optimizer.zero_grad();
+      empty.sum().backward();
+      EXPECT_EQ(clip_grad_norm_(optimizer, 1, INFINITY), 0);
+      optimizer.step();
+    }
+  });
+}
+
 TEST(ClipTest, BadArgumentsAndNormsAreNamed) {
   RunTorchRanks(2, [](int rank) {
     auto weight = OptionZeros(1);
