@@ -27,7 +27,8 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
     member->Refuse(std::string(kBackwardThrew) +
                    ", which its error explains; zero_grad() begins again");
   } else {
-    member->SubmitMissing(/*averaged=*/averages_ > 0);
+    // A parameter may have been added since.
+    member->SubmitMissing(/*averaged=*/averages_ > 0 && member->averages() > 0);
   }
 }
 

@@ -756,22 +756,29 @@ TEST(LaterTest, ParametersAddedThroughTheBase) {
   });
 }
 
-// Nobody has seen it before its first backward().
+// Nobody has seen it before its first backward(), the end of which averages the others.
 TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
+  const auto train = [](const Options& options, bool by_synchronize, double expected) {
+    RunTorchRanks(2, [&](int rank) {
+      auto first = OptionZeros(2);
+      auto added = OptionZeros(2);
+      auto optimizer = WrapWith({{"first", first}}, options);
+      optimizer.zero_grad();
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+      Slope(torch::cat({first, added}), rank + 1).backward();
+      if (by_synchronize) optimizer.synchronize();
+      optimizer.step();
+      EXPECT_EQ(First(first), expected);
+      EXPECT_EQ(First(added), expected);
+    });
+  };
   for (const Average average : {Average::Backward, Average::Step}) {
     for (const bool by_synchronize : {false, true}) {
-      RunTorchRanks(2, [&](int rank) {
-        auto first = OptionZeros(2);
-        auto added = OptionZeros(2);
-        auto optimizer = WrapWith({{"first", first}}, Options().average_at(average));
-        optimizer.zero_grad();
-        optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
-        Slope(torch::cat({first, added}), rank + 1).backward();
-        if (by_synchronize) optimizer.synchronize();
-        optimizer.step();
-        EXPECT_EQ(First(first), -1.5);
-        EXPECT_EQ(First(added), -1.5);
-      });
+      const Options options = Options().average_at(average);
+      train(options, by_synchronize, -1.5);
+      // What is averaged once in a step only.
+      train(Options(options).compression(Compression::BF16), by_synchronize, -1.5);
+      train(Options(options).op(ReduceOp::Sum), by_synchronize, -3);
     }
   }
 }
