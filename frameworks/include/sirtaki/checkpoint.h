@@ -19,7 +19,9 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -141,6 +143,18 @@ class Checkpoint {
   detail::CheckpointParts parts_;
 };
 
+struct CheckpointOptions {
+  // If true, save_checkpoint() returns when each rank has copied what it writes, and a thread of
+  // each writes it while the program goes on: what the program changes from then on is not in the
+  // file. The file at the path is the new one when all ranks have written, also if the program does
+  // nothing for it. The next save_checkpoint(), load_checkpoint() or finish_checkpoint() waits for
+  // that, and throws what went wrong, on every rank; shutdown() waits, and logs it. Each rank needs
+  // memory for its copy meanwhile.
+  TORCH_ARG(bool, write_behind) = false;
+  // The most that a rank waits for what is written behind; 0: no limit but the job's own.
+  TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
+};
+
 // Writes the checkpoint to the file `path` on rank 0's host. Collective over all ranks of the job,
 // not for a process set; the ranks must name the same parts. Rank 0's parts are saved (with op
 // Adasum its momentum stands for that of all ranks), except that the states of the random
@@ -156,7 +170,13 @@ class Checkpoint {
 //
 // The file is an archive of torch::serialize, which Python's torch.jit.load opens; see
 // docs/checkpoints.md.
-SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint);
+SIRTAKI_API void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                                 const CheckpointOptions& options = {});
+
+// Waits until the last save with `write_behind` is complete; does nothing if there is none to wait
+// for. Collective. If a rank could not write its part every rank throws InvalidArgument, with path
+// and cause, and the checkpoint before it stays; a fault's own code if there was one.
+SIRTAKI_API void finish_checkpoint();
 
 // Restores all parts on all ranks from the file `path`, which only rank 0 reads: only rank 0's host
 // needs it. Returns false on all ranks, and changes nothing, if there is no such file. Collective.

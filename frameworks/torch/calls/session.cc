@@ -15,6 +15,7 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "frameworks/torch/calls/tensor_call.h"
+#include "frameworks/torch/checkpoint/checkpoint_save.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
 #include "frameworks/torch/tensors/cpu_allocator.h"
@@ -237,8 +238,14 @@ void shutdown() noexcept {
     const std::lock_guard<std::mutex> starting(own.starting);
     const auto state = OwnState();
     if (!state) return;
+    // Each rank leaves when it has written its part of a checkpoint, so that rank 0 finds all parts
+    // when the others have left.
+    const auto save = state->TakeSaveBehind();
+    if (save) save->WaitForOwn();
     // Calls of other threads fail with the session's own words while it ends.
     state->session().ShutdownAndLog("shutdown() was called");
+    const std::string error = save ? save->End() : "";
+    if (!error.empty()) SIRTAKI_LOG(kError, "save_checkpoint, written behind: " << error);
     session::SetDefaultSession(nullptr);
     const std::lock_guard<std::mutex> lock(own.mutex);
     own.state.reset();

@@ -10,8 +10,10 @@
 
 #include "core/base/log.h"
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
+#include "frameworks/torch/checkpoint/checkpoint_save.h"
 #include "frameworks/torch/checkpoint/checkpoint_sections.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -42,10 +44,17 @@ std::string ErrorOf(const Call& call) {
 }
 
 // Every rank must have the same parts. `what`: save_checkpoint or load_checkpoint.
-StatePtr Begin(const std::string& what, const CheckpointParts& parts) {
+StatePtr Begin(const std::string& what, const CheckpointParts& parts,
+               const CheckpointOptions& options) {
   const StatePtr state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
-  detail::AgreeOnList(what, detail::DescribeParts(parts), detail::WhyNoCheckpoint(parts), state);
+  std::vector<std::string> lines = detail::DescribeParts(parts);
+  if (options.write_behind()) {
+    lines.push_back("write_behind, timeout " + std::to_string(options.timeout().count()) + " ms");
+  }
+  std::string error = detail::WhyNoCheckpoint(parts);
+  if (options.timeout().count() < 0) error = detail::NegativeTimeoutText(options.timeout());
+  detail::AgreeOnList(what, lines, error, state);
   return state;
 }
 
@@ -82,20 +91,27 @@ std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
 
 }  // namespace
 
-void save_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
+void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
+                     const CheckpointOptions& options) {
   const CheckpointParts& parts = checkpoint.parts();
-  const StatePtr state = Begin("save_checkpoint", parts);
+  finish_checkpoint();
+  const StatePtr state = Begin("save_checkpoint", parts, options);
   const auto generator_states = GatherGeneratorStates(parts);
-  const int rank = state->topology().rank;
   const int ranks = state->topology().size;
   const detail::ShardFiles shards(path, detail::HasShards(parts) ? NumberOfSave() : "", ranks);
-  std::optional<detail::NewCheckpointFile> file;
+  auto save = std::make_unique<detail::CheckpointSave>(path, shards, state->topology().rank);
   const std::string write_error = ErrorOf([&] {
-    shards.Write(rank, parts);
-    if (rank != 0) return;
-    OutputArchive archive;
-    detail::WriteParts(ranks, parts, generator_states, shards.names(), archive);
-    file.emplace(path, archive);
+    if (!shards.names().empty()) {
+      OutputArchive archive;
+      shards.Save(parts, archive);
+      save->TakeShards(std::move(archive));
+    }
+    if (save->is_root()) {
+      OutputArchive archive;
+      detail::WriteParts(ranks, parts, generator_states, shards.names(), archive);
+      save->TakeRest(std::move(archive));
+    }
+    options.write_behind() ? save->Copy() : save->Write();
   });
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
   // may be what a collective that was broken off has left there. Only now is that known, since to
@@ -105,20 +121,30 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   } catch (const Error& error) {
     // All ranks have this error, so no file will name these shards. After a fault rank 0 may not
     // know of it, and its file may.
-    if (error.code() == ErrorCode::InvalidArgument) shards.Remove(rank);
+    if (error.code() == ErrorCode::InvalidArgument) save->Withdraw();
     throw;
   }
+  if (options.write_behind()) {
+    state->SetSaveBehind(
+        std::make_shared<detail::SaveBehind>(std::move(save), options.timeout()));
+    return;
+  }
   const std::string error = ErrorOf([&] {
-    if (!file) return;
-    file->Replace();
-    shards.RemoveOthers();
+    if (save->is_root()) save->Publish();
   });
   detail::AgreeOnErrors("save_checkpoint", error, state);
 }
 
+void finish_checkpoint() {
+  const StatePtr state = detail::CurrentSession();
+  detail::ThrowIfError(state->Check());
+  if (const auto save = state->TakeSaveBehind()) save->Finish(state);
+}
+
 bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const CheckpointParts& parts = checkpoint.parts();
-  const StatePtr state = Begin("load_checkpoint", parts);
+  finish_checkpoint();
+  const StatePtr state = Begin("load_checkpoint", parts, {});
   const detail::Reader reader = {state->topology().rank, state->topology().size};
   const bool is_root = reader.rank == 0;
   detail::LoadedParts loaded(parts, reader);

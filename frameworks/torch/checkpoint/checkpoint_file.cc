@@ -26,6 +26,7 @@ namespace {
 // What stands behind the archive: readers of ZIP files look for its end backwards, past this.
 constexpr std::string_view kMark = "sirtaki checkpoint, XXH3 ";
 constexpr std::size_t kDigits = 16;
+constexpr std::size_t kWriteback = std::size_t{8} << 20;  // bytes that are sent to the disk at once
 constexpr std::size_t kTrailerBytes = kMark.size() + kDigits;
 
 std::string TrailerOf(const core::RunningDigest& digest) {
@@ -66,11 +67,23 @@ class ArchiveWriter {
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) error_ = errno;
       if (written > 0) bytes.remove_prefix(static_cast<std::size_t>(written));
+      if (written > 0) StartWriteback(static_cast<std::size_t>(written));
     }
+  }
+
+  // The disk works while the rest of the archive is made. What fails here fails again in fsync.
+  void StartWriteback(std::size_t written) {
+    unstarted_ += written;
+    if (unstarted_ < kWriteback) return;
+    (void)sync_file_range(fd_, static_cast<off_t>(end_), static_cast<off_t>(unstarted_),
+                          SYNC_FILE_RANGE_WRITE);
+    end_ += std::exchange(unstarted_, 0);
   }
 
   const int fd_;
   core::RunningDigest digest_;
+  std::uint64_t end_ = 0;      // of what is on its way to the disk
+  std::size_t unstarted_ = 0;  // bytes behind it
   int error_ = 0;
 };
 
@@ -149,17 +162,14 @@ NewCheckpointFile::NewCheckpointFile(std::string path,
     Fail(temporary, "cannot be removed", errno);
   }
   // Made anew, so that it is nobody else's file and no link.
-  core::Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (file.get() < 0) Fail(temporary, "cannot be made", errno);
+  file_ = core::Descriptor(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file_.get() < 0) Fail(temporary, "cannot be made", errno);
   try {
-    ArchiveWriter writer(file.get());
+    ArchiveWriter writer(file_.get());
     write([&writer](const void* bytes, std::size_t count) -> std::size_t {
       return writer.Take(bytes, count);
     });
-    int error = writer.Finish();
-    if (error == 0 && fsync(file.get()) != 0) error = errno;
-    const int close_error = file.Close();
-    if (error == 0) error = close_error;
+    const int error = writer.Finish();
     if (error != 0) Fail(temporary, "cannot be written", error);
   } catch (...) {
     unlink(temporary.c_str());
@@ -171,7 +181,16 @@ NewCheckpointFile::~NewCheckpointFile() {
   if (!path_.empty()) unlink(TemporaryOf(path_).c_str());
 }
 
+void NewCheckpointFile::Sync() {
+  if (file_.get() < 0) return;
+  int error = fsync(file_.get()) == 0 ? 0 : errno;
+  const int close_error = file_.Close();
+  if (error == 0) error = close_error;
+  if (error != 0) Fail(TemporaryOf(path_), "cannot be written", error);
+}
+
 void NewCheckpointFile::Replace() {
+  Sync();
   if (rename(TemporaryOf(path_).c_str(), path_.c_str()) != 0) {
     Fail(path_, "cannot be replaced", errno);
   }

@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#include "core/base/descriptor.h"
+
 namespace torch::serialize {
 class InputArchive;
 class OutputArchive;
@@ -24,7 +26,7 @@ class NewCheckpointFile {
   // Takes all of these bytes, and returns their number.
   using Sink = std::function<std::size_t(const void* bytes, std::size_t count)>;
 
-  // Writes it beside the file, and brings it to the disk.
+  // Writes it beside the file. It is on its way to the disk then.
   NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive);
   // `write`: writes a ZIP file of another kind.
   NewCheckpointFile(std::string path, const std::function<void(const Sink&)>& write);
@@ -33,10 +35,12 @@ class NewCheckpointFile {
   NewCheckpointFile(const NewCheckpointFile&) = delete;
   NewCheckpointFile& operator=(const NewCheckpointFile&) = delete;
 
-  void Replace();  // once
+  void Sync();     // waits until it is on the disk
+  void Replace();  // once; when it is on the disk
 
  private:
   std::string path_;
+  core::Descriptor file_;
 };
 
 // False if there is no such file. Throws std::runtime_error if it cannot be read, is damaged or

@@ -62,9 +62,7 @@ ShardFiles::ShardFiles(std::string path, std::string save, int ranks)
   }
 }
 
-void ShardFiles::Write(int rank, const CheckpointParts& parts) const {
-  if (names_.empty()) return;
-  OutputArchive archive;
+void ShardFiles::Save(const CheckpointParts& parts, OutputArchive& archive) const {
   archive.write("save", c10::IValue(save_));
   OutputArchive all(archive.compilation_unit());
   for (std::size_t i = 0; i < parts.optimizers.size(); ++i) {
@@ -77,7 +75,17 @@ void ShardFiles::Write(int rank, const CheckpointParts& parts) const {
     all.write(std::to_string(i), one);
   }
   archive.write("optimizers", all);
-  NewCheckpointFile(Beside(path_, names_[static_cast<std::size_t>(rank)]), archive).Replace();
+}
+
+// The folder is read anew: a host may remember for a while that a file was not there.
+bool ShardFiles::AreThere() const {
+  if (names_.empty()) return true;
+  std::size_t found = 0;
+  for (const auto& entry : fs::directory_iterator(Beside(path_, "."))) {
+    found += static_cast<std::size_t>(
+        std::count(names_.begin(), names_.end(), entry.path().filename().string()));
+  }
+  return found == names_.size();
 }
 
 void ShardFiles::Remove(int rank) const {

@@ -26,8 +26,9 @@ class ShardFiles {
   ShardFiles(std::string path, std::string save, int ranks);
 
   const std::vector<std::string>& names() const { return names_; }  // by rank
-  // Writes the shards of this rank, of the optimizers that rank 0 has as well.
-  void Write(int rank, const CheckpointParts& parts) const;
+  // Puts the shards of this rank, of the optimizers that rank 0 has as well, into an archive.
+  void Save(const CheckpointParts& parts, torch::serialize::OutputArchive& archive) const;
+  bool AreThere() const;        // of all ranks
   void Remove(int rank) const;  // does not throw
   void RemoveOthers() const;    // those of other saves; logs what it cannot
 

@@ -23,6 +23,8 @@
 
 namespace sirtaki::detail {
 
+class SaveBehind;
+
 // Thread-safe.
 class SessionState {
  public:
@@ -72,6 +74,16 @@ class SessionState {
     return initial_sets_;
   }
 
+  // The checkpoint that is being written while the program goes on; null: none.
+  void SetSaveBehind(std::shared_ptr<SaveBehind> save) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    save_behind_ = std::move(save);
+  }
+  std::shared_ptr<SaveBehind> TakeSaveBehind() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(save_behind_, nullptr);
+  }
+
   GradientRegistry& gradients() { return gradients_; }
   BackwardEnds& backward_ends() { return backward_ends_; }
   KnownCalls& known_calls() { return known_calls_; }
@@ -89,6 +101,7 @@ class SessionState {
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;
   std::vector<ProcessSet> initial_sets_;
   std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
+  std::shared_ptr<SaveBehind> save_behind_;
 };
 
 }  // namespace sirtaki::detail

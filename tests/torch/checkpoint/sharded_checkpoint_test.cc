@@ -6,10 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "sirtaki/barrier.h"
 #include "sirtaki/checkpoint.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
@@ -264,6 +267,91 @@ TEST(ShardedCheckpointTest, TwoOptimizersOfWhichOneIsSharded) {
     train(first, second, 4);
     EXPECT_EQ(Distance(first.net.parameters(), sharded.net.parameters()), 0);
     EXPECT_EQ(Distance(second.net.parameters(), whole.net.parameters()), 0);
+  });
+}
+
+CheckpointOptions Behind() { return CheckpointOptions().write_behind(true); }
+
+TEST(ShardedCheckpointTest, WrittenBehindItHasWhatTheRunWasAtTheCall) {
+  const ScratchFolder folder;
+  for (const bool sharded : {true, false}) {
+    const std::string file = folder.File(sharded ? "sharded.pt" : "whole.pt");
+    const auto expected = TrainAtOnce(5);
+    RunTorchRanks(3, [&](int) {
+      ShardedRun run(sharded);
+      for (const std::int64_t steps : {1, 3}) {  // the second save waits for the first
+        run.TrainUntil(steps);
+        save_checkpoint(file, run.checkpoint(), Behind());
+      }
+      run.TrainUntil(5);
+      ShardedRun other(sharded);
+      ASSERT_TRUE(load_checkpoint(file, other.checkpoint())) << "which waits, too";
+      EXPECT_EQ(other.steps, 3);
+      other.TrainUntil(5);
+      EXPECT_LT(Distance(other.net.parameters(), expected), 1e-12);
+      finish_checkpoint();  // there is none to wait for
+    });
+  }
+  EXPECT_EQ(FilesBeside(folder.File("whole.pt")).size(), 5) << "nothing is left of the saves before";
+}
+
+TEST(ShardedCheckpointTest, WrittenBehindItIsThereWithoutAWait) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  RunTorchRanks(3, [&](int rank) {
+    ShardedRun run(/*sharded=*/true);
+    run.TrainUntil(1);
+    save_checkpoint(file, run.checkpoint(), Behind());
+    while (rank == 0 && !fs::exists(file)) std::this_thread::yield();
+    barrier();
+  });
+  RunTorchRanks(2, [&](int) {
+    ShardedRun run(/*sharded=*/true);
+    EXPECT_TRUE(load_checkpoint(file, run.checkpoint()));
+  });
+}
+
+TEST(ShardedCheckpointTest, WhatCannotBeWrittenBehindIsThrownOnAllRanksAtTheNextWait) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto waits = std::vector<std::function<void(const Checkpoint&)>>{
+      [](const Checkpoint&) { finish_checkpoint(); },
+      [&](const Checkpoint& checkpoint) { save_checkpoint(file, checkpoint); },
+      [&](const Checkpoint& checkpoint) { load_checkpoint(file, checkpoint); }};
+  for (const int bad : {0, 1, 2}) {
+    RunTorchRanks(3, [&](int rank) {
+      ShardedRun run(/*sharded=*/true);
+      run.TrainUntil(1);
+      save_checkpoint(file, run.checkpoint());
+      run.TrainUntil(2);
+      // Each rank names the file, and the folder of this one is not there.
+      save_checkpoint(rank == bad ? folder.File("nowhere/run.pt") : file, run.checkpoint(), Behind());
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                          [&] { waits[static_cast<std::size_t>(bad)](run.checkpoint()); }),
+                  AllOf(HasSubstr("nowhere/run.pt"), HasSubstr("No such file or directory"),
+                        HasSubstr("on rank " + std::to_string(bad))));
+      barrier();
+      ASSERT_TRUE(load_checkpoint(file, run.checkpoint())) << "the one before";
+      EXPECT_EQ(run.steps, 1);
+      run.TrainUntil(2);
+      save_checkpoint(file, run.checkpoint(), Behind());
+      finish_checkpoint();
+      EXPECT_EQ(rank == 0 ? FilesBeside(file).size() : 4, 4) << "what was left is gone";
+      barrier();
+    });
+  }
+}
+
+TEST(ShardedCheckpointTest, TheRanksAgreeOnWritingBehind) {
+  const ScratchFolder folder;
+  RunTorchRanks(2, [&](int rank) {
+    ShardedRun run(/*sharded=*/true);
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          save_checkpoint(folder.File("run.pt"), run.checkpoint(),
+                                          CheckpointOptions().write_behind(rank == 1));
+                        }),
+                HasSubstr("write_behind"));
   });
 }
 

@@ -1,0 +1,107 @@
+// The files of one save on one rank, and a thread that writes them while the program goes on.
+#pragma once
+
+#include <torch/serialize/archive.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/checkpoint/checkpoint_file.h"
+#include "frameworks/torch/checkpoint/checkpoint_shards.h"
+#include "frameworks/torch/session/session_state.h"
+
+namespace sirtaki::detail {
+
+// A save on one rank. Nothing here is collective, or of MPI. What throws throws std::runtime_error,
+// whose text names the file, or what an archive throws that is saved.
+class CheckpointSave {
+ public:
+  CheckpointSave(std::string path, ShardFiles shards, int rank)
+      : path_(std::move(path)), shards_(std::move(shards)), rank_(rank) {}
+
+  const std::string& path() const { return path_; }
+  bool is_root() const { return rank_ == 0; }
+
+  // Takes what is to be written: this rank's shards, if the save has some, and on rank 0 the rest.
+  void TakeShards(torch::serialize::OutputArchive archive) { of_shards_.Take(std::move(archive)); }
+  void TakeRest(torch::serialize::OutputArchive archive) { rest_.Take(std::move(archive)); }
+  // Copies what was taken, so that the program may change it.
+  void Copy();
+  // Writes all of it, and brings it to the disk. The file at the path stays as it was.
+  void Write();
+  // Whether the shards of all ranks are there to be read.
+  bool HasAllShards() const;
+  // Rank 0: lets the file at the path be the new one. Precondition: all ranks have written.
+  void Publish();
+  // Removes this rank's shards. Precondition: rank 0 does not publish.
+  void Withdraw() const { shards_.Remove(rank_); }
+
+ private:
+  // An archive, or the bytes that it was saved as.
+  class Content {
+   public:
+    void Take(torch::serialize::OutputArchive archive) { archive_.emplace(std::move(archive)); }
+    bool empty() const { return !archive_ && bytes_.empty(); }
+    void Copy();
+    void WriteTo(const NewCheckpointFile::Sink& sink);
+
+   private:
+    std::optional<torch::serialize::OutputArchive> archive_;
+    std::vector<std::string> bytes_;  // one piece behind the other
+  };
+
+  const std::string path_;
+  const ShardFiles shards_;
+  const int rank_;
+  Content of_shards_;
+  Content rest_;
+  std::optional<NewCheckpointFile> file_;
+};
+
+// A save that a thread of its own writes. That thread makes no call of MPI: rank 0's learns that the
+// other ranks have written from their files, which have their names only when they are on the disk.
+// It then publishes the save, whatever the program does meanwhile.
+class SaveBehind {
+ public:
+  // `save`: was copied. `timeout`: of Finish(); 0: none.
+  SaveBehind(std::unique_ptr<CheckpointSave> save, std::chrono::milliseconds timeout);
+  ~SaveBehind();  // End()
+  SaveBehind(const SaveBehind&) = delete;
+  SaveBehind& operator=(const SaveBehind&) = delete;
+
+  // Waits until the save is published. Throws on every rank if it could not be written on one; the
+  // checkpoint before it then stays. Collective.
+  void Finish(const std::shared_ptr<SessionState>& state);
+  // Waits until this rank has written.
+  void WaitForOwn();
+  // Waits for the thread. The save is published if all ranks have written. Returns what went wrong;
+  // empty: nothing, or the thread was waited for before.
+  std::string End();
+
+ private:
+  void Run();
+  // Waits for `*done`. Returns what is wrong with the wait.
+  std::string WaitFor(const bool& done, const std::string& what,
+                      const std::shared_ptr<SessionState>& state);
+
+  const std::unique_ptr<CheckpointSave> save_;
+  const std::chrono::milliseconds timeout_;
+  const int fork_generation_;  // a child has no such thread, and what it guards may be locked
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool written_ = false;
+  bool ended_ = false;
+  bool last_look_ = false;  // at the other ranks' shards
+  bool given_up_ = false;   // the ranks know that one of them has failed
+  std::string error_;
+  std::thread thread_;
+};
+
+}  // namespace sirtaki::detail
