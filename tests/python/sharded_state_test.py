@@ -372,6 +372,30 @@ def test_shards_of_others_are_refused_on_all_ranks(rank, size):
     assert_same(training.optimizer.shard_state_dict(), saved)
 
 
+def test_files_of_two_runs_after_the_same_number_of_steps_are_refused(rank, size):
+    first = Training(maker("Adam"), shard="optimizer").train(3)
+    second = Training(maker("Adam"), shard="optimizer").train(3)
+    of_first, of_second = (through_a_file(one.optimizer.shard_state_dict()) for one in (first, second))
+    if size == 1:
+        return
+    before = copy.deepcopy(second.optimizer.shard_state_dict())
+    with pytest.raises(MismatchError, match=r"different runs.*rank 0: [0-9a-f]{16}, rank 1: [0-9a-f]{16}"):
+        second.optimizer.load_shard_state_dict(of_first if rank == 0 else of_second)
+    assert_same(second.optimizer.shard_state_dict(), before)
+    # Two runs that go on from the same files are two.
+    for training in (first, second):
+        training.optimizer.load_shard_state_dict(copy.deepcopy(of_first))
+        training.train(1)
+    of_first, of_second = (through_a_file(one.optimizer.shard_state_dict()) for one in (first, second))
+    with pytest.raises(MismatchError, match="different runs"):
+        second.optimizer.load_shard_state_dict(of_first if rank == 0 else of_second)
+    # Files that are older than the numbers.
+    older = {key: value for key, value in of_first.items() if key != "run"}
+    second.optimizer.load_shard_state_dict(copy.deepcopy(older))
+    with pytest.raises(MismatchError, match="rank 0: none"):
+        second.optimizer.load_shard_state_dict(older if rank == 0 else of_first)
+
+
 def test_another_number_of_passes_keeps_the_state(rank, size):
     trainings = [Training(maker("Adam"), **arguments).train(3) for arguments in ({}, {"shard": "optimizer"})]
     for training in trainings:

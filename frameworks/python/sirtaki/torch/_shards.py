@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
-from sirtaki.torch.functions import allgather_object
+from sirtaki.torch.functions import allgather_object, broadcast_object
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, local_process_set
 
 _BY_ELEMENT = {
@@ -59,6 +60,7 @@ class Shards:
         self.mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]] = {}  # by parameter; as Shard
         self.order: Dict[torch.Tensor, None] = {}  # parameters, as they would have got state without shards
         self.steps = 0  # since the state was whole: the same number on all ranks, or their shards do not go together
+        self.run: Optional[str] = None  # of all ranks' optimizers that were set up, or loaded, together: no others have it
         self.in_step = False
 
     def check_whole(self, optimizer: torch.optim.Optimizer, what: str) -> None:
@@ -123,12 +125,12 @@ class Shards:
     def saved(self, optimizer: Any, state_dict: Callable[[], Dict[str, Any]]) -> Dict[str, Any]:
         """``state_dict``: the optimizer's own. The whole state where it is not cut, or no step was made."""
         rank, ranks = _seat(shard_set(optimizer))
-        made: Dict[str, Any] = {"rank": rank, "ranks": ranks, "steps": None, "order": None, "shards": None}
+        made: Dict[str, Any] = {"rank": rank, "ranks": ranks, "steps": None, "run": None, "order": None, "shards": None}
         if not is_cut(optimizer):
             return {**made, "optimizer": state_dict()}
         places = {parameter: place for place, parameter in enumerate(parameters_of(optimizer))}
         mine = _by_parameter(optimizer._sirtaki_reducer.shards(optimizer.param_groups))
-        made.update(steps=self.steps, order=[places[parameter] for parameter in self.order if parameter in places])
+        made.update(steps=self.steps, run=self.run, order=[places[parameter] for parameter in self.order if parameter in places])
         with _in_groups(optimizer, mine):
             return {**made, "shards": _table(optimizer, list(places), mine), "optimizer": state_dict()}
 
@@ -176,6 +178,31 @@ def _seat(process_set: ProcessSet) -> Tuple[int, int]:
     """This rank's place among those that have shards, and how many they are. Outside the set a rank has none, and is alone."""
     impl = _impl_of(process_set)
     return (impl.rank(), impl.size()) if impl.included() else (0, 1)
+
+
+def new_run(process_set: ProcessSet) -> Optional[str]:
+    """Returns a number that no other run has, the same on all ranks. Collective."""
+    impl = _impl_of(process_set)
+    if not impl.included():
+        return None
+    name = "sirtaki/the number of a run of a sharded optimizer"
+    return broadcast_object(secrets.token_hex(8), impl.ranks()[0], name, process_set)  # type: ignore[no-any-return]
+
+
+def check_run(run: Optional[str], process_set: ProcessSet) -> None:
+    """Raises on all ranks if the shards that they load are of different runs. Files of before there were numbers have none.
+    Collective."""
+    impl = _impl_of(process_set)
+    if not impl.included():
+        return
+    of_ranks = allgather_object(run, "sirtaki/the check of the shards' run", process_set)
+    if len(set(of_ranks)) == 1:
+        return
+    have = ", ".join(f"rank {rank}: {of or 'none'}" for rank, of in zip(impl.ranks(), of_ranks))
+    raise MismatchError(
+        f"the ranks load optimizer state of different runs, which does not go together (the runs' numbers: {have}): give each "
+        "rank the file that it has written in the same run, at the same step"
+    )
 
 
 def check_steps(steps: Any, process_set: ProcessSet, whole_is_given: bool = False) -> None:

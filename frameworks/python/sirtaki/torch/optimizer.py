@@ -13,7 +13,7 @@ from sirtaki.torch._consolidated import consolidated
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import SHARDS, Named, Settings, without_garbage
-from sirtaki.torch._shards import Shards, by_element, check_steps, is_cut
+from sirtaki.torch._shards import Shards, by_element, check_run, check_steps, is_cut, new_run
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
@@ -128,6 +128,7 @@ class _DistributedOptimizer:
             made = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
         if self._sirtaki_settings.rest["shard"]:
             agreed(lambda: self._sirtaki_shards.follow(self, made), self.process_set)
+            self._sirtaki_shards.run = new_run(self.process_set)
         self._sirtaki_reducer = made
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -188,12 +189,14 @@ class _DistributedOptimizer:
 
     def load_shard_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Loads what shard_state_dict() has returned. Collective: all ranks raise, and nothing is changed, if that of any
-        rank is of another rank, of other shards, or of another step."""
+        rank is of another rank, of other shards, of another step, or of another run."""
         shards = self._sirtaki_shards
         shards.check_not_in_step("load_shard_state_dict()")
         agreed(lambda: shards.check(self, state_dict), self.process_set, "sirtaki/load_shard_state_dict() of an optimizer")
         check_steps(state_dict["steps"], self.process_set)
+        check_run(state_dict.get("run"), self.process_set)
         agreed(lambda: self._sirtaki_load_shards(state_dict), self.process_set)
+        shards.run = new_run(self.process_set)  # two runs may go on from one file
 
     def _sirtaki_load_shards(self, state_dict: Dict[str, Any]) -> None:
         self._sirtaki_shards.load(self, state_dict, super().load_state_dict)  # type: ignore[misc]
