@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/rank_ranges.h"
 #include "core/base/status.h"
 #include "core/config/config.h"
 #include "core/machine/cores.h"

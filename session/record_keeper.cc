@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
-#include <cstdlib>
 #include <system_error>
 #include <thread>
 #include <utility>

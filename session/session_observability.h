@@ -8,7 +8,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"

@@ -2,7 +2,6 @@
 // a message when its other half is.
 #include <chrono>
 
-#include "core/base/text.h"
 #include "core/protocol/message.h"
 #include "core/threads/cooling_sleep.h"
 #include "session/session.h"

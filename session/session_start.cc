@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/log.h"
-#include "core/machine/fork_guard.h"
 #include "core/machine/start_notice.h"
 #include "core/protocol/tree.h"
 #include "session/base/clock_offset.h"

@@ -1,9 +1,7 @@
 // What an engine tells of its rank's calls: to the recorder and to the metrics.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -33,8 +31,6 @@ class CallTrace {
   void Left(std::string_view why, TimePoint now) const;
   void Stalled(std::string_view warning, TimePoint now) const;
   void Failed(const Status& cause, TimePoint now) const;
-
-  const trace::ObserverPtr& observer() const { return observer_; }
 
  private:
   void Tell(trace::EventKind kind, std::string_view text, TimePoint now) const;

@@ -5,7 +5,6 @@
 #include <utility>
 #include <variant>
 
-#include "core/base/text.h"
 #include "core/protocol/wire.h"
 
 namespace sirtaki::core {

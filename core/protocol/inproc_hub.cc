@@ -89,8 +89,6 @@ class InprocTransport final : public Transport {
 
 InprocHub::InprocHub(int size) : mailboxes_(std::make_shared<InprocMailboxes>(size)) {}
 
-InprocHub::~InprocHub() = default;
-
 int InprocHub::size() const { return static_cast<int>(mailboxes_->of_rank.size()); }
 
 std::unique_ptr<Transport> InprocHub::Connect(int rank) {

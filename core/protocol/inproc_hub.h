@@ -13,7 +13,6 @@ struct InprocMailboxes;
 class InprocHub {
  public:
   explicit InprocHub(int size);
-  ~InprocHub();
   int size() const;
 
   // The transport of a rank, which one engine has at a time. It may outlive the hub. What arrives

@@ -25,8 +25,6 @@ Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
   }
 }
 
-Negotiator::~Negotiator() = default;
-
 SetState* Negotiator::FindSet(SetNumber set) {
   const auto found = sets_.find(set);
   return found == sets_.end() ? nullptr : &found->second;

@@ -11,7 +11,6 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -69,7 +68,6 @@ class Negotiator final : private StallWatch::Surroundings {
  public:
   // Precondition: options.rank is a rank of the tree, options.sets holds the world.
   Negotiator(NegotiatorOptions options, const Tree& tree);
-  ~Negotiator();
   Negotiator(const Negotiator&) = delete;
   Negotiator& operator=(const Negotiator&) = delete;
 

@@ -1,7 +1,6 @@
 // Writes a rank's metrics to a file at an interval: a thread that sleeps in between.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>

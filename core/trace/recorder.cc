@@ -10,8 +10,6 @@ Recorder::Recorder(std::size_t capacity)
     : mask_(std::bit_ceil(std::max(capacity, kFewestEvents)) - 1),
       slots_(std::make_unique<Slot[]>(mask_ + 1)) {}  // NOLINT(modernize-avoid-c-arrays)
 
-Recorder::~Recorder() = default;
-
 void Recorder::Add(const Event& event) noexcept {
   const std::uint64_t number = next_.fetch_add(1, std::memory_order_acq_rel);
   Slot& slot = slots_[number & mask_];

@@ -20,7 +20,6 @@ class Recorder {
 
   // `capacity`: how many of the last events are kept; rounded up to a power of two.
   explicit Recorder(std::size_t capacity);
-  ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 

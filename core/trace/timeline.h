@@ -42,7 +42,6 @@ class TimelineFile {
 
   bool is_open() const { return descriptor_ >= 0; }
   bool is_full() const { return full_; }
-  const std::string& path() const { return path_; }
 
  private:
   // Lines of the next write, if there is room for all of them; else one that says so, at this time.

@@ -16,7 +16,6 @@
 // can change that too.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <string_view>
 

@@ -10,7 +10,6 @@
 #include "core/config/config_table.h"
 #include "launch/base/max_ranks.h"
 #include "launch/base/shell_text.h"
-#include "launch/hosts/host_list.h"
 
 namespace sirtaki::launch {
 

@@ -2,13 +2,11 @@
 // read through an argument.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/base/types.h"
 #include "core/machine/cgroup.h"
 
 namespace sirtaki::launch {

@@ -8,7 +8,6 @@
 #include "core/base/status.h"
 #include "launch/base/build_facts.h"
 #include "launch/hosts/launcher.h"
-#include "launch/plan/placement.h"
 
 namespace sirtaki::launch {
 

@@ -2,7 +2,6 @@
 #include <string>
 #include <vector>
 
-#include "core/base/text.h"
 #include "launch/base/shell_text.h"
 #include "launch/plan/plan_impl.h"
 

@@ -7,7 +7,6 @@
 #include "launch/base/max_ranks.h"
 #include "launch/base/shell_text.h"
 #include "launch/hosts/allocation.h"
-#include "launch/options/options.h"
 
 namespace sirtaki::launch {
 

@@ -11,7 +11,6 @@
 
 #include "core/engine/executor.h"
 #include "core/trace/observer.h"
-#include "fusion/planner.h"
 #include "ops/base/backend.h"
 #include "ops/groups/group_task.h"
 #include "ops/host/p2p.h"

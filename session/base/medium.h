@@ -8,7 +8,6 @@
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
-#include "core/base/thread_annotations.h"
 #include "core/base/topology.h"
 #include "core/base/types.h"
 #include "core/config/config.h"
