@@ -29,7 +29,7 @@ Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
     RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
     return {};
   }
-  stalls_.NoteTimeOut(*set, key, *pending, limit, now);
+  stalls_.NoteTimeOut(*set, *pending, limit, now);
   return options_.peer_timeout;
 }
 

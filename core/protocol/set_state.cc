@@ -150,19 +150,17 @@ void SetState::AddSilent(PendingKey& pending) const {
   }
 }
 
-std::vector<SetState::Undecided> SetState::UndecidedKeys() {
-  std::vector<Undecided> keys;
+std::vector<PendingKey*> SetState::UndecidedKeys() {
+  std::vector<PendingKey*> keys;
   for (PendingKey* pending = first_; pending != nullptr; pending = pending->after) {
-    if (!pending->forwarded) keys.push_back({pending->key, pending});
+    if (!pending->forwarded) keys.push_back(pending);
   }
   return keys;
 }
 
 std::vector<PendingKey*> SetState::CompleteKeys() {
-  std::vector<PendingKey*> keys;
-  for (const Undecided& undecided : UndecidedKeys()) {
-    if (Complete(*undecided.pending)) keys.push_back(undecided.pending);
-  }
+  std::vector<PendingKey*> keys = UndecidedKeys();
+  std::erase_if(keys, [this](const PendingKey* pending) { return !Complete(*pending); });
   return keys;
 }
 

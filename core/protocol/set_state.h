@@ -120,11 +120,7 @@ class SetState {
   // Adds the members that are counted without having reported this use.
   void AddSilent(PendingKey& pending) const;
   // Keys that are neither forwarded nor decided, in the order of their first report.
-  struct Undecided {
-    const Key* key;
-    PendingKey* pending;
-  };
-  std::vector<Undecided> UndecidedKeys();
+  std::vector<PendingKey*> UndecidedKeys();
   // Keys that became complete because somebody joined or left, in the order of their first report.
   std::vector<PendingKey*> CompleteKeys();
   // What comes first from now on has this order, or a higher one.

@@ -116,7 +116,7 @@ void StallWatch::Step(std::map<SetNumber, SetState>& sets, const std::vector<Loc
 }
 
 void StallWatch::Forget(SetNumber set) {
-  std::erase_if(queries_, [set](const PassedQuery& query) { return query.key.set == set; });
+  std::erase_if(queries_, [set](const PassedQuery& query) { return query.answer.key.set == set; });
 }
 
 void StallWatch::CheckStalls(SetState& set, TimePoint now) {
@@ -128,44 +128,40 @@ void StallWatch::CheckStalls(SetState& set, TimePoint now) {
   // A key that comes later cannot be due before this.
   set.next_stall_check = first > Duration::zero() ? now + first : TimePoint::max();
   if (set.seat()) {
-    std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
+    std::vector<PendingKey*> waiting = set.UndecidedKeys();
     // A key that a child told of came later than it has waited.
-    std::stable_sort(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
-      return a.pending->since < b.pending->since;
-    });
+    std::stable_sort(waiting.begin(), waiting.end(),
+                     [](const PendingKey* a, const PendingKey* b) { return a->since < b->since; });
     Inquire(set, waiting, now);
     if (around_.faulted()) return;
   } else {
-    ReportStalls(set, now);
+    ReportStalls(set, first, now);
   }
   Due(set.next_stall_check);
 }
 
 // All that wait as soon as one has waited for long: the seat makes one warning of them.
-void StallWatch::ReportStalls(SetState& set, TimePoint now) {
-  const Duration first =
-      options_.stall_warning > Duration::zero() ? options_.stall_warning : options_.stall_limit;
+void StallWatch::ReportStalls(SetState& set, Duration first, TimePoint now) {
   if (first <= Duration::zero()) return;
-  std::vector<SetState::Undecided> waiting = set.UndecidedKeys();
-  std::erase_if(waiting, [](const auto& key) {
-    return key.pending->stall != nullptr && key.pending->stall->reported;
+  std::vector<PendingKey*> waiting = set.UndecidedKeys();
+  std::erase_if(waiting, [](const PendingKey* pending) {
+    return pending->stall != nullptr && pending->stall->reported;
   });
   bool overdue = false;
-  for (const auto& [key, pending] : waiting) {
+  for (const PendingKey* const pending : waiting) {
     overdue |= now - pending->since >= first;
     set.next_stall_check = std::min(set.next_stall_check, pending->since + first);
   }
   if (!overdue) return;
-  for (const auto& [key, pending] : waiting) {
+  for (PendingKey* const pending : waiting) {
     pending->Stall().reported = true;
     const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - pending->since);
-    around_.Report(StalledItem{*key, waited.count()});
+    around_.Report(StalledItem{*pending->key, waited.count()});
   }
   set.next_stall_check = now + first;
 }
 
-void StallWatch::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
-                             TimePoint now) {
+void StallWatch::NoteTimeOut(SetState& set, PendingKey& pending, Duration limit, TimePoint now) {
   if (set.seat()) {
     // The limit of a call that was late when it was submitted is not zero, which would be none.
     pending.Stall().call_limit = std::max<Duration>(limit, std::chrono::microseconds(1));
@@ -176,79 +172,76 @@ void StallWatch::NoteTimeOut(SetState& set, const Key& key, PendingKey& pending,
   const auto us = [](Duration d) {
     return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
   };
-  around_.Report(StalledItem{key, us(now - pending.since), std::max<std::int64_t>(us(limit), 1)});
+  around_.Report(
+      StalledItem{*pending.key, us(now - pending.since), std::max<std::int64_t>(us(limit), 1)});
 }
 
 // The seat asks one question at a time, about the key that has waited longest. `waiting`: the
 // oldest first.
-void StallWatch::Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting,
-                         TimePoint now) {
+void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting, TimePoint now) {
   const Duration warning = options_.stall_warning;
   const Duration limit = options_.stall_limit;
   TimePoint& next = set.next_stall_check;
-  for (const auto& [key, pending] : waiting) {
+  for (PendingKey* const pending : waiting) {
     if (pending->stall == nullptr || !pending->stall->inquiry) continue;
     const StalledKey::Inquiry& inquiry = *pending->stall->inquiry;
     if (!inquiry.awaited.empty() && now < inquiry.deadline) {
       next = std::min(next, inquiry.deadline);
       return;
     }
-    if (!FinishInquiry(set, *key, *pending, waiting, now)) {
+    if (!FinishInquiry(set, *pending, waiting, now)) {
       next = now;  // `waiting` holds what is gone
       return;
     }
     if (around_.faulted()) return;
   }
   std::erase_if(set.next_warning, [&](const auto& late) {
-    return std::none_of(waiting.begin(), waiting.end(), [&](const auto& key) {
-      return key.pending->stall != nullptr && key.pending->stall->warned &&
-             HaveCommon(set.Missing(*key.pending), {late.first});
+    return std::none_of(waiting.begin(), waiting.end(), [&](const PendingKey* pending) {
+      return pending->stall != nullptr && pending->stall->warned &&
+             HaveCommon(set.Missing(*pending), {late.first});
     });
   });
-  const auto start = [&](const SetState::Undecided& key, bool fault_after) {
-    StartInquiry(set, *key.key, *key.pending, fault_after, now);
-    const StalledKey::Inquiry& inquiry = *key.pending->stall->inquiry;
+  const auto start = [&](PendingKey& pending, bool fault_after) {
+    StartInquiry(set, pending, fault_after, now);
+    const StalledKey::Inquiry& inquiry = *pending.stall->inquiry;
     next = inquiry.awaited.empty() ? now : inquiry.deadline;
   };
   const auto ask = [&](const auto& which) {
-    const auto found = std::find_if(waiting.begin(), waiting.end(), [&](const auto& key) {
-      return key.pending->stall && which(*key.pending->stall);
+    const auto found = std::find_if(waiting.begin(), waiting.end(), [&](const PendingKey* pending) {
+      return pending->stall && which(*pending->stall);
     });
-    return found == waiting.end() ? nullptr : &*found;
+    return found == waiting.end() ? nullptr : *found;
   };
-  if (const auto* const late =
+  if (PendingKey* const late =
           ask([](const StalledKey& key) { return key.call_limit > Duration::zero(); })) {
     return start(*late, /*fault_after=*/true);
   }
-  if (limit > Duration::zero() && !waiting.empty() &&
-      now >= waiting.front().pending->since + limit) {
-    return start(waiting.front(), /*fault_after=*/true);
+  if (limit > Duration::zero() && !waiting.empty() && now >= waiting.front()->since + limit) {
+    return start(*waiting.front(), /*fault_after=*/true);
   }
-  if (const auto* const due = ask([](const StalledKey& key) { return key.to_be_asked; })) {
+  if (PendingKey* const due = ask([](const StalledKey& key) { return key.to_be_asked; })) {
     start(*due, /*fault_after=*/false);
-    due->pending->stall->inquiry->for_circle = true;
+    due->stall->inquiry->for_circle = true;
     return;
   }
-  for (const SetState::Undecided& key : waiting) {
-    const TimePoint since = key.pending->since;
-    if (limit > Duration::zero()) next = std::min(next, since + limit);
+  for (PendingKey* const pending : waiting) {
+    if (limit > Duration::zero()) next = std::min(next, pending->since + limit);
     if (warning <= Duration::zero()) continue;
-    TimePoint due = since + warning;
+    TimePoint due = pending->since + warning;
     if (now >= due) {
       bool all_known = true;
-      for (const int late : set.Missing(*key.pending)) {
+      for (const int late : set.Missing(*pending)) {
         const auto known = set.next_warning.find(late);
         all_known &= known != set.next_warning.end();
         if (known != set.next_warning.end()) due = std::max(due, known->second);
       }
-      if (!all_known || now >= due) return start(key, /*fault_after=*/false);
+      if (!all_known || now >= due) return start(*pending, /*fault_after=*/false);
     }
     next = std::min(next, due);
   }
 }
 
-void StallWatch::StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
-                              TimePoint now) {
+void StallWatch::StartInquiry(SetState& set, PendingKey& pending, bool fault_after, TimePoint now) {
   StalledKey& stall = pending.Stall();
   StalledKey::Inquiry inquiry;
   inquiry.deadline = now + options_.ping_interval;
@@ -263,7 +256,7 @@ void StallWatch::StartInquiry(SetState& set, const Key& key, PendingKey& pending
       inquiry.activities.push_back(Activity());
     } else {
       inquiry.awaited.push_back(source);
-      around_.SendNow(RankOf(source), QueryMessage{key, inquiry.number});
+      around_.SendNow(RankOf(source), QueryMessage{*pending.key, inquiry.number});
     }
   }
   stall.inquiry = std::move(inquiry);
@@ -271,8 +264,9 @@ void StallWatch::StartInquiry(SetState& set, const Key& key, PendingKey& pending
 
 // False: nobody knows of the key. Who told of it has seen its decision meanwhile, and it is
 // forgotten here.
-bool StallWatch::FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
-                               const std::vector<SetState::Undecided>& waiting, TimePoint now) {
+bool StallWatch::FinishInquiry(SetState& set, PendingKey& pending,
+                               const std::vector<PendingKey*>& waiting, TimePoint now) {
+  const Key& key = *pending.key;
   StalledKey::Inquiry inquiry = std::move(*pending.stall->inquiry);
   pending.stall->inquiry.reset();
   StallWarning warning;
@@ -288,19 +282,19 @@ bool StallWatch::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
   RankRanges able = set.members();
   able.Remove(around_.left());
   if (pending.reports == 0 && warning.silent.empty() && warning.missing.ContainsAll(able)) {
-    set.Erase(warning.key);
+    set.Erase(pending);
     return false;
   }
   inquiry.activities = warning.activities;
-  NoteHeldUp(set, key, pending, inquiry);
+  NoteHeldUp(set, pending, inquiry);
   if (around_.faulted() || inquiry.for_circle) return true;
   // The next warning of this stall comes after as long again, and not one for each of its keys.
   const std::vector<int> missing = set.Missing(pending);
   for (const int late : missing) set.next_warning[late] = now + warning.waited;
-  for (const auto& [other, state] : waiting) {
-    if (!HaveCommon(missing, set.Missing(*state))) continue;
-    state->Stall().warned = true;
-    if (state != &pending) ++warning.others;
+  for (PendingKey* const other : waiting) {
+    if (!HaveCommon(missing, set.Missing(*other))) continue;
+    other->Stall().warned = true;
+    if (other != &pending) ++warning.others;
   }
   // Everyone may have submitted while the question was under way.
   if (inquiry.call_limit > Duration::zero()) pending.Stall().call_limit = {};
@@ -328,7 +322,6 @@ bool StallWatch::FinishInquiry(SetState& set, const Key& key, PendingKey& pendin
 void StallWatch::Receive(SetState& set, const QueryMessage& asked, TimePoint now) {
   const Key& key = asked.key;
   PassedQuery query;
-  query.key = key;
   query.answer.key = key;
   query.answer.number = asked.number;
   // Half of what the asker waits, so that an answer that is not complete still comes in time.
@@ -348,7 +341,7 @@ void StallWatch::Receive(SetState& set, const QueryMessage& asked, TimePoint now
   }
   // A later question about a stall replaces the earlier one; one about what runs is apart.
   std::erase_if(queries_, [&](const PassedQuery& known) {
-    return known.key == key && (known.answer.number == 0) == (asked.number == 0);
+    return known.answer.key == key && (known.answer.number == 0) == (asked.number == 0);
   });
   queries_.push_back(std::move(query));
   Due(queries_.back().awaited.empty() ? now : queries_.back().deadline);
@@ -373,7 +366,7 @@ void StallWatch::Receive(SetState& set, int child, AnswerMessage answer, TimePoi
     return Due(running_inquiry_->awaited.empty() ? now : running_inquiry_->deadline);
   }
   for (PassedQuery& query : queries_) {
-    if (query.key != answer.key || query.answer.number != answer.number) continue;
+    if (query.answer.key != answer.key || query.answer.number != answer.number) continue;
     std::erase(query.awaited, child);
     query.answer.missing.Add(answer.missing);
     AddActivities(query.answer.activities, std::move(answer.activities));
@@ -388,7 +381,7 @@ void StallWatch::FinishQueries(TimePoint now) {
       Due(query.deadline);
       return false;
     }
-    SetState& set = *around_.FindSet(query.key.set);
+    SetState& set = *around_.FindSet(query.answer.key.set);
     for (const int child : query.awaited) {
       query.answer.missing.Add(set.child_members(child));
       AddActivities(query.answer.activities, {{RankOf(child), "does not answer", {}}});
@@ -434,7 +427,7 @@ void StallWatch::Receive(SetState& set, const StalledItem& stalled, TimePoint no
   };
   PendingKey& pending = set.AddPlaceholder(stalled.key, now - bounded(stalled.waited_us));
   const Duration limit = bounded(stalled.limit_us);
-  if (limit > Duration::zero()) NoteTimeOut(set, stalled.key, pending, limit, now);
+  if (limit > Duration::zero()) NoteTimeOut(set, pending, limit, now);
   set.next_stall_check = now;
   Due(now);
 }

@@ -79,8 +79,7 @@ class StallWatch {
   // A wait has begun, or goes on.
   void NoteWait(const PendingKey& pending);
   // The time of a call, `limit`, is over, whose key is not decided.
-  void NoteTimeOut(SetState& set, const Key& key, PendingKey& pending, Duration limit,
-                   TimePoint now);
+  void NoteTimeOut(SetState& set, PendingKey& pending, Duration limit, TimePoint now);
   // Messages come from neighbours. Precondition: the message is of this set.
   void Receive(SetState& set, const StalledItem& stalled, TimePoint now);
   void Receive(SetState& set, const QueryMessage& asked, TimePoint now);
@@ -101,7 +100,6 @@ class StallWatch {
 
   // A question passed on for the parent (18).
   struct PassedQuery {
-    Key key;
     TimePoint deadline{};
     std::vector<int> awaited;
     AnswerMessage answer;
@@ -124,20 +122,18 @@ class StallWatch {
 
   // ---- stall_watch.cc: late ranks ----
   void CheckStalls(SetState& set, TimePoint now);
-  void ReportStalls(SetState& set, TimePoint now);  // to the seat
-  void Inquire(SetState& set, const std::vector<SetState::Undecided>& waiting, TimePoint now);
-  void StartInquiry(SetState& set, const Key& key, PendingKey& pending, bool fault_after,
-                    TimePoint now);
-  bool FinishInquiry(SetState& set, const Key& key, PendingKey& pending,
-                     const std::vector<SetState::Undecided>& waiting, TimePoint now);
+  void ReportStalls(SetState& set, Duration first, TimePoint now);  // to the seat
+  void Inquire(SetState& set, const std::vector<PendingKey*>& waiting, TimePoint now);
+  void StartInquiry(SetState& set, PendingKey& pending, bool fault_after, TimePoint now);
+  bool FinishInquiry(SetState& set, PendingKey& pending, const std::vector<PendingKey*>& waiting,
+                     TimePoint now);
   void FinishQueries(TimePoint now);
   void CheckLeaving(TimePoint now);
   int RankOf(int child) const { return node_.children[static_cast<std::size_t>(child)]; }
 
   // ---- stall_watch_circle.cc: ranks that wait for each other ----
   RankActivity Activity();  // of this rank
-  void NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
-                  const StalledKey::Inquiry& inquiry);
+  void NoteHeldUp(SetState& set, PendingKey& pending, const StalledKey::Inquiry& inquiry);
   void RaiseCircle(const SetState& set, const Key& key);
 
   // ---- stall_watch_running.cc: what is agreed on and does not end ----

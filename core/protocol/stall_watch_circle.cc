@@ -65,7 +65,7 @@ RankActivity StallWatch::Activity() {
 
 // NoteHeldUp is the seat's: a question has been answered. Asks about the keys that its answers lead
 // to.
-void StallWatch::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
+void StallWatch::NoteHeldUp(SetState& set, PendingKey& pending,
                             const StalledKey::Inquiry& inquiry) {
   if (options_.stall_limit <= Duration::zero()) return;
   if (!inquiry.for_circle) set.circle_since = inquiry.number;
@@ -81,7 +81,7 @@ void StallWatch::NoteHeldUp(SetState& set, const Key& key, PendingKey& pending,
     const bool is_known = by->stall != nullptr && by->stall->question >= set.circle_since;
     if (!is_known) by->Stall().to_be_asked = true;
   }
-  RaiseCircle(set, key);
+  RaiseCircle(set, *pending.key);
 }
 
 void StallWatch::RaiseCircle(const SetState& set, const Key& key) {
