@@ -67,7 +67,7 @@ bool Engine::Round(TimePoint now, bool waited_for) {
   try {
     return UnguardedRound(now, waited_for);
   } catch (const std::exception& error) {
-    PostFault(StatusCode::kBackend, std::string("the engine failed: ") + error.what(), {});
+    PostFailure({StatusCode::kBackend, std::string("the engine failed: ") + error.what()}, {});
     const Status why = fault();
     // The command that told the negotiator of an earlier fault may have been taken and lost.
     if (!negotiator_.faulted()) {

@@ -64,9 +64,9 @@ class Engine : private Rounds {
   // left this process, or after two seconds.
   void Abort(StatusCode code, const std::string& text);
 
-  // PostFailure is a data thread's: closes the queue with the cause, posts it to the engine and
-  // rings.
-  void PostFailure(const Status& why, const std::string& tensor);
+  // PostFailure fails what is pending here with this cause, and wakes whoever makes the round that
+  // tells the other ranks.
+  void PostFailure(const Status& failure, const std::string& tensor);
 
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring() { transport_.Wake(); }
@@ -198,9 +198,6 @@ class Engine : private Rounds {
   void NoticeFault() SIRTAKI_REQUIRES(token_);
   Status InWords(const Status& why) const;
   void NoticeEnd(TimePoint now) SIRTAKI_REQUIRES(token_);
-  void PostFault(StatusCode code, const std::string& text, const std::string& tensor);
-  void PostFault(StatusCode code, const std::string& text, const std::string& tensor,
-                 const Origin& origin);
   void Post(Command command);
 
   // ---- engine_record.cc ----

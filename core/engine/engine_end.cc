@@ -86,20 +86,13 @@ Status Engine::fault() const {
   return fault_;
 }
 
-// A medium may tell of another rank's fault before its message comes.
-void Engine::PostFailure(const Status& why, const std::string& tensor) {
-  const bool of_another = why.origin().rank >= 0 && why.origin().rank != options_.rank;
-  PostFault(why.code(), why.message(), tensor,
-            of_another ? why.origin() : Origin{options_.rank, options_.host, {}});
-}
-
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor) {
-  PostFault(code, text, tensor, {options_.rank, options_.host, {}});
-}
-
-// Fails what is pending here at once; the others learn it by the next round.
-void Engine::PostFault(StatusCode code, const std::string& text, const std::string& tensor,
-                       const Origin& origin) {
+// Fails what is pending here at once; the others learn it by the next round. A medium may tell of
+// another rank's fault before its message comes.
+void Engine::PostFailure(const Status& failure, const std::string& tensor) {
+  const StatusCode code = failure.code();
+  const std::string& text = failure.message();
+  Origin origin = failure.origin();
+  if (origin.rank < 0 || origin.rank == options_.rank) origin = {options_.rank, options_.host, {}};
   const Status why = InWords(Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus());
   {
     MutexLock lock(fault_mutex_);
@@ -108,7 +101,7 @@ void Engine::PostFault(StatusCode code, const std::string& text, const std::stri
     has_fault_ = true;
   }
   queue_.Close(why);
-  Post({Command::Kind::kFault, code, text, tensor, origin});
+  Post({Command::Kind::kFault, code, text, tensor, std::move(origin)});
 }
 
 void Engine::Post(Command command) {

@@ -84,7 +84,7 @@ Status Engine::Leave(const std::string& why) {
 
 void Engine::Abort(StatusCode code, const std::string& text) {
   pauses_.EndForGood();
-  PostFault(code, text, {});
+  PostFailure({code, text}, {});
   driver_.DriveUntil([this] { return closed_ || fault_told_ || stuck(); }, nullptr,
                      Now() + kTellingTime);
 }
