@@ -154,7 +154,7 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   batch.set = group.channel.set;
   batch.members = group.members;
   batch.limits = group.limits;
-  batch.items.push_back({.key = work->request.key, .signature = signature, .work = work});
+  batch.items.push_back({{.key = work->request.key, .signature = signature}, work});
   host_->Start(std::move(batch), group.since);
   return rendezvous;
 }

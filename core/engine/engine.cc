@@ -218,10 +218,7 @@ void Engine::StepNegotiator(TimePoint now) {
     local_.running.clear();
   } else if (now - looked_at_running_ >= kRunningInterval) {
     looked_at_running_ = now;
-    local_.running.clear();
-    for (const RunningOperation& operation : executor_.Running()) {
-      local_.running.push_back({operation.set, operation.since, operation.key});
-    }
+    local_.running = executor_.Running();
   }
   negotiator_.Step(local_, now);
 }
@@ -317,13 +314,7 @@ bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
   if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
   if (run.absent.size() != run.signature->parts.size()) run.absent.clear();
   if (work && !run.absent.empty()) work->handle->SetAbsentParts(run.absent);
-  RunItem& item = batch.items.emplace_back();
-  item.key = std::move(run.key);
-  item.signature = std::move(run.signature);
-  item.work = std::move(work);
-  item.silent = std::move(run.silent);
-  item.absent_everywhere = run.absent_everywhere;
-  item.absent = std::move(run.absent);
+  batch.items.push_back({std::move(run), std::move(work)});
   return true;
 }
 

@@ -3,26 +3,20 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
 #include "core/engine/work.h"
+#include "core/protocol/message.h"
 #include "core/protocol/request.h"
 
 namespace sirtaki::core {
 
 // An item is what runs under one key: a tensor, or the parts of a grouped call or a bucket. The
 // executor ends it by HandleState::EndPiece.
-struct RunItem {
-  Key key;
-  SignaturePtr signature;
-  WorkPtr work;                    // null: this rank has joined and contributes the identity
-  RankRanges silent;               // members that take part from scratch memory
-  bool absent_everywhere = false;  // no rank has it: complete it without moving data
-  std::vector<bool> absent = {};   // by part: no rank has it; empty: all are there
+struct RunItem : DecidedRun {
+  WorkPtr work = nullptr;  // null: this rank has joined and contributes the identity
 };
 
 // What is started together, at one place of a set's order.
@@ -32,14 +26,6 @@ struct RunBatch {
   MembersPtr members;        // of the set
   Limits limits;             // to plan with, the same on all members
   std::vector<RunItem> items;
-};
-
-// An operation that has started and not finished.
-struct RunningOperation {
-  SetNumber set = kWorldSet;
-  std::string what;  // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
-  TimePoint since{};
-  std::optional<Key> key;  // of the first of a group's; none: a message, a set that comes or goes
 };
 
 class Executor {

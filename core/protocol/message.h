@@ -87,6 +87,14 @@ struct RunEntry {
   std::vector<bool> absent;
   RankRanges silent;
 };
+// A decided run is the entry with everything resolved: no id is left.
+struct DecidedRun {
+  Key key;
+  SignaturePtr signature;
+  RankRanges silent = {};          // members that take part from scratch memory
+  bool absent_everywhere = false;  // no rank has it: it completes without moving data
+  std::vector<bool> absent = {};   // by part: no rank has it; empty: all are there
+};
 struct FailEntry {
   Key key;
   StatusCode code = StatusCode::kMismatch;

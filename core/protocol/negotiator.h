@@ -34,14 +34,7 @@ struct NegotiatorOptions : StallOptions {
   std::function<std::int64_t()> unix_us = [] { return std::int64_t{0}; };
 };
 
-// A decided entry with everything resolved: no ids left.
-struct DecidedRun {
-  Key key;
-  SignaturePtr signature;
-  RankRanges silent;
-  bool absent_everywhere = false;  // all of it
-  std::vector<bool> absent;        // by part: no rank has it; empty: all are there
-};
+// A decided entry has everything resolved: no ids are left.
 struct DecidedFail {
   Key key;
   Status why;
@@ -95,10 +88,9 @@ class Negotiator final : private StallWatch::Surroundings {
 
   // What the engine knows and the rules need.
   struct LocalState {
-    // Operations that were agreed on and have not finished, the oldest first (18, 19).
-    std::vector<LocalRunning> running;
-    bool drained = true;        // this rank's lanes are empty (17)
-    bool others_pause = false;  // or this rank does: nobody is lost (19)
+    std::vector<RunningOperation> running;  // the oldest first (18, 19)
+    bool drained = true;                    // this rank's lanes are empty (17)
+    bool others_pause = false;              // or this rank does: nobody is lost (19)
   };
   // Timers: stalls, pings, lost peers, the end.
   void Step(const LocalState& local, TimePoint now);

@@ -169,4 +169,12 @@ struct Request {
   const SignaturePtr& signature() const { return CollectiveOf(asked); }
 };
 
+// An operation of this rank that has started and not finished.
+struct RunningOperation {
+  SetNumber set = kWorldSet;
+  std::string what;  // "all-reduce of 12 tensors from \"layer1.weight\" (large lane)"
+  TimePoint since{};
+  std::optional<Key> key;  // of the first of a group's; none: a message, a set that comes or goes
+};
+
 }  // namespace sirtaki::core

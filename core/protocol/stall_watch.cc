@@ -102,8 +102,8 @@ void StallWatch::NoteWait(const PendingKey& pending) {
   if (options_.stall_limit > Duration::zero()) Due(pending.since + options_.stall_limit);
 }
 
-void StallWatch::Step(std::map<SetNumber, SetState>& sets, const std::vector<LocalRunning>& running,
-                      TimePoint now) {
+void StallWatch::Step(std::map<SetNumber, SetState>& sets,
+                      const std::vector<RunningOperation>& running, TimePoint now) {
   next_ = TimePoint::max();
   for (auto& [number, set] : sets) {
     if (set.OldestPending()) CheckStalls(set, now);

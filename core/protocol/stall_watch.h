@@ -49,14 +49,6 @@ std::string StallBrief(const StallWarning& warning);
 // `"w" did not finish within its time-out of 5 s`
 std::string TimeOutText(const Key& key, Duration limit);
 
-// An operation of this rank that was agreed on and has not finished. Without a key nobody is asked
-// about it.
-struct LocalRunning {
-  SetNumber set = kWorldSet;
-  TimePoint since{};
-  std::optional<Key> key;
-};
-
 class StallWatch {
  public:
   // What a watch needs of the node that it watches for.
@@ -86,8 +78,8 @@ class StallWatch {
   void Receive(SetState& set, int child, AnswerMessage answer, TimePoint now);
   void Forget(SetNumber set);
 
-  // Does what is due. `running`: the oldest first.
-  void Step(std::map<SetNumber, SetState>& sets, const std::vector<LocalRunning>& running,
+  // Does what is due. `running`: the oldest first; without a key nobody is asked about it.
+  void Step(std::map<SetNumber, SetState>& sets, const std::vector<RunningOperation>& running,
             TimePoint now);
   // When Step is due; TimePoint::max() if never.
   TimePoint next() const { return next_; }
@@ -137,7 +129,7 @@ class StallWatch {
   void RaiseCircle(const SetState& set, const Key& key);
 
   // ---- stall_watch_running.cc: what is agreed on and does not end ----
-  void CheckRunning(const std::vector<LocalRunning>& local, TimePoint now);
+  void CheckRunning(const std::vector<RunningOperation>& local, TimePoint now);
   bool LimitRunning(TimePoint now);
   void InquireRunning(SetState& set, TimePoint now);
   void FinishRunningInquiry(TimePoint now);

@@ -9,7 +9,7 @@ namespace sirtaki::core {
 
 // CheckRunning looks at the oldest that runs: what is younger may be queued behind it. Any rank for
 // which it takes too long fails the group; its seat alone warns.
-void StallWatch::CheckRunning(const std::vector<LocalRunning>& local, TimePoint now) {
+void StallWatch::CheckRunning(const std::vector<RunningOperation>& local, TimePoint now) {
   const auto front = std::find_if(local.begin(), local.end(),
                                   [](const auto& running) { return running.key.has_value(); });
   if (front == local.end()) {

@@ -277,7 +277,7 @@ TEST_F(NegotiatorSetsTest, WhatRunsForLongIsWarnedOfOnceByItsSeatAndAfterAsLongA
     warnings.emplace_back(rank, core::StallText(warning));
   };
   for (const int rank : {0, 3}) {
-    sim_.local(rank).running = {{0, sim_.now(), Key::Named(0, "w")}};
+    sim_.local(rank).running = {{0, "", sim_.now(), Key::Named(0, "w")}};
     sim_.local(rank).drained = false;
   }
   sim_.Run(std::chrono::seconds(59), std::chrono::milliseconds(50));
@@ -307,7 +307,7 @@ TEST_F(NegotiatorSetsTest, WhatIsQueuedBehindOthersIsNotLateBeforeItsTurn) {
   sim_.on_warning = [&](int, const core::StallWarning&) { ++warnings; };
   const core::TimePoint start = sim_.now();
   for (int i = 0; i < 60; ++i) {  // 50 minutes of them
-    sim_.local(0).running = {{0, start, Key::Named(0, "w" + std::to_string(i))}};
+    sim_.local(0).running = {{0, "", start, Key::Named(0, "w" + std::to_string(i))}};
     sim_.Run(std::chrono::seconds(50), std::chrono::milliseconds(500));
   }
   EXPECT_EQ(warnings, 0);
@@ -315,7 +315,7 @@ TEST_F(NegotiatorSetsTest, WhatIsQueuedBehindOthersIsNotLateBeforeItsTurn) {
 }
 
 TEST_F(NegotiatorSetsTest, WhatRunsForLongerThanTheLimitIsTheGroupsFault) {
-  sim_.local(3).running = {{0, sim_.now(), Key::Named(0, "w")}};
+  sim_.local(3).running = {{0, "", sim_.now(), Key::Named(0, "w")}};
   sim_.local(3).drained = false;
   sim_.Run(std::chrono::seconds(3), std::chrono::milliseconds(50));
   sim_.Advance(std::chrono::minutes(31));
@@ -332,7 +332,7 @@ TEST_F(NegotiatorSetsTest, WhatRunsForLongerThanTheLimitIsTheGroupsFault) {
 
 // A message is waited for as long as its peer lives.
 TEST_F(NegotiatorSetsTest, WhatHasNoKeyMayRunForEver) {
-  sim_.local(3).running = {{0, sim_.now(), {}}};
+  sim_.local(3).running = {{0, "", sim_.now(), {}}};
   sim_.Advance(std::chrono::minutes(31));
   sim_.Settle();
   EXPECT_FALSE(sim_.node(3).faulted());

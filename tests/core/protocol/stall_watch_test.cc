@@ -46,7 +46,7 @@ class WatchedNode final : public StallWatch::Surroundings {
     watch.NoteWait(pending);
     return pending;
   }
-  void Pass(Duration time, const std::vector<LocalRunning>& running = {}) {
+  void Pass(Duration time, const std::vector<RunningOperation>& running = {}) {
     now += time;
     watch.Step(sets, running, now);
   }
@@ -159,7 +159,7 @@ TEST(StallWatchTest, QuestionsOfASetThatIsGoneAreForgotten) {
 
 TEST(StallWatchTest, WhatRunsForLongIsWarnedOf) {
   WatchedNode node(0);
-  const std::vector<LocalRunning> running = {{kWorldSet, node.now, kW}};
+  const std::vector<RunningOperation> running = {{kWorldSet, "", node.now, kW}};
   node.Pass({}, running);
   node.Pass(seconds(60), running);
   EXPECT_THAT(node.sent, SizeIs(2));

@@ -37,10 +37,8 @@ struct Tensor {
     work->input = values.data();
     work->output = values.data();
     work->handle = std::make_shared<core::HandleState>();
-    item = {.key = core::Key::Named(core::kWorldSet, name),
-            .signature = std::move(signature),
-            .work = std::move(work),
-            .silent = {}};
+    item = {{.key = core::Key::Named(core::kWorldSet, name), .signature = std::move(signature)},
+            std::move(work)};
   }
   std::vector<float> values;
   core::RunItem item;

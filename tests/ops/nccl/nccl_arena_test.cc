@@ -64,9 +64,9 @@ core::RunItem ArenaItem(DeviceRank& rank, const std::shared_ptr<ArenaRequest>& r
   signature->kind = core::OpKind::kMakeArena;
   signature->device = core::DeviceKind::kCuda;
   signature->layout = number;
-  core::RunItem item{.key = core::Key::Named(core::kWorldSet, "#arena " + std::to_string(number)),
-                     .signature = std::move(signature),
-                     .work = std::make_shared<core::Work>()};
+  core::RunItem item{{.key = core::Key::Named(core::kWorldSet, "#arena " + std::to_string(number)),
+                      .signature = std::move(signature)},
+                     std::make_shared<core::Work>()};
   item = rank.OnDevice(std::move(item));
   OnGpu(item).arena_request = request;
   GiveHandle(item);
@@ -96,7 +96,7 @@ class BucketSide {
       signature->reduction = core::ReduceOp::kAverage;
       signature->device = core::DeviceKind::kCuda;
       signature->shape = {kCounts[i]};
-      core::RunItem item{.signature = std::move(signature), .work = std::make_shared<core::Work>()};
+      core::RunItem item{{.signature = std::move(signature)}, std::make_shared<core::Work>()};
       item = rank.OnDevice(std::move(item));
       DeviceWork& work = OnGpu(item);
       work.arena = arena;
@@ -134,7 +134,7 @@ class BucketSide {
  private:
   core::RunItem Whole() const {
     auto signature = std::make_shared<core::Signature>();
-    core::RunItem whole{.key = core::Key::Bucket(core::kWorldSet, 1, 0)};
+    core::RunItem whole{{.key = core::Key::Bucket(core::kWorldSet, 1, 0)}};
     whole.silent = items.front().silent;
     if (items.front().work != nullptr) {
       whole.work = std::make_shared<core::Work>();

@@ -59,9 +59,9 @@ Halves Average(FakeGpus& gpus, const SmallFloat& format, int size, int tensors,
       signature->device = core::DeviceKind::kCuda;
       signature->dtype = format.mantissa_bits == 7 ? DType::kBF16 : DType::kF16;
       signature->shape = {count};
-      core::RunItem item{.key = core::Key::Named(core::kWorldSet, std::to_string(t)),
-                         .signature = std::move(signature),
-                         .work = std::make_shared<core::Work>()};
+      core::RunItem item{{.key = core::Key::Named(core::kWorldSet, std::to_string(t)),
+                          .signature = std::move(signature)},
+                         std::make_shared<core::Work>()};
       item.work->input = item.work->output = values.data() + t * count;
       item.work->handle = std::make_shared<core::HandleState>();
       batch.items.push_back(device.OnDevice(std::move(item)));
