@@ -316,15 +316,11 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
 Status Environment::AgreeOnThreading(const Status& mine, TimePoint deadline) {
   std::vector<std::string> told;  // what is wrong on each rank; empty: nothing
   if (Status status = Exchange(mine.message(), deadline, &told); !status.ok()) return status;
-  const auto refused =
-      std::find_if(told.begin(), told.end(), [](const std::string& text) { return !text.empty(); });
-  if (refused == told.end()) return Status::Ok();
-  const bool by_all = std::all_of(told.begin(), told.end(),
-                                  [&](const std::string& text) { return text == *refused; });
-  if (by_all) return {StatusCode::kUnsupported, *refused};
-  const auto rank = static_cast<int>(refused - told.begin());
-  return {StatusCode::kUnsupported, "rank " + std::to_string(rank) + " cannot start: " + *refused,
-          core::Origin{rank, {}, {}}};
+  std::vector<Status> statuses;
+  for (const std::string& text : told) {
+    statuses.push_back(text.empty() ? Status::Ok() : Status(StatusCode::kUnsupported, text));
+  }
+  return core::FirstFailure(statuses);
 }
 
 // Ranks share a host if they have the same name for it and run on the same kernel: neither tells

@@ -1,6 +1,5 @@
 #include "session/bootstrap.h"
 
-#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <random>
@@ -93,19 +92,6 @@ std::string SerializeStatus(const Status& status) {
   return TakeString(out);
 }
 
-Status FirstFailure(std::span<const Status> by_rank) {
-  const auto failed = std::find_if(by_rank.begin(), by_rank.end(),
-                                   [](const Status& status) { return !status.ok(); });
-  if (failed == by_rank.end()) return Status::Ok();
-  const auto same = [&](const Status& status) {
-    return status.code() == failed->code() && status.message() == failed->message();
-  };
-  if (std::all_of(by_rank.begin(), by_rank.end(), same)) return {failed->code(), failed->message()};
-  const auto rank = static_cast<int>(failed - by_rank.begin());
-  return {failed->code(), "rank " + std::to_string(rank) + " cannot start: " + failed->message(),
-          core::Origin{rank, {}, {}}};
-}
-
 Status FirstFailure(std::span<const std::string> serialized_by_rank) {
   std::vector<Status> statuses;
   for (const std::string& bytes : serialized_by_rank) {
@@ -113,7 +99,7 @@ Status FirstFailure(std::span<const std::string> serialized_by_rank) {
     Status status = GetStatus(in);
     statuses.push_back(in.ok() ? std::move(status) : in.status());
   }
-  return FirstFailure(statuses);
+  return core::FirstFailure(statuses);
 }
 
 }  // namespace sirtaki::session

@@ -29,8 +29,7 @@ core::Status Deserialize(std::string_view bytes, Greeting* greeting);
 
 std::string SerializeStatus(const core::Status& status);
 
-// The first failure by rank, as every rank shall see it: it names the rank unless all say the same.
-core::Status FirstFailure(std::span<const core::Status> by_rank);
+// core::FirstFailure of what SerializeStatus has given.
 core::Status FirstFailure(std::span<const std::string> serialized_by_rank);
 
 }  // namespace sirtaki::session

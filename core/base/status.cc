@@ -1,5 +1,6 @@
 #include "core/base/status.h"
 
+#include <algorithm>
 #include <exception>
 #include <iterator>
 #include <new>
@@ -85,6 +86,19 @@ Status StatusOfException() {
   } catch (...) {
     return {StatusCode::kBackend, "an exception of unknown type"};
   }
+}
+
+Status FirstFailure(std::span<const Status> by_rank) {
+  const auto failed = std::find_if(by_rank.begin(), by_rank.end(),
+                                   [](const Status& status) { return !status.ok(); });
+  if (failed == by_rank.end()) return Status::Ok();
+  const auto same = [&](const Status& status) {
+    return status.code() == failed->code() && status.message() == failed->message();
+  };
+  if (std::all_of(by_rank.begin(), by_rank.end(), same)) return {failed->code(), failed->message()};
+  const auto rank = static_cast<int>(failed - by_rank.begin());
+  return {failed->code(), "rank " + std::to_string(rank) + " cannot start: " + failed->message(),
+          Origin{rank, {}, {}}};
 }
 
 }  // namespace sirtaki::core

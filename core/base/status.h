@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -72,5 +73,8 @@ class [[nodiscard]] Status {
 
 // The exception that a handler has caught, as a status of kBackend: its text, or "out of host memory".
 Status StatusOfException();
+
+// The first failure by rank, as every rank shall see it: it names the rank unless all say the same.
+Status FirstFailure(std::span<const Status> by_rank);
 
 }  // namespace sirtaki::core
