@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <string_view>
 
 #include "core/base/byte_codec.h"
@@ -29,7 +30,7 @@ void SetOption(const OptionSpec& option, std::int64_t value, OptionSource source
 template <typename Spelling>
 std::string NearestOption(std::string_view prefix, const std::string& given, Spelling spelling) {
   std::vector<std::string> known;
-  for (const OptionSpec& option : OptionTable()) known.push_back(spelling(option));
+  for (const OptionSpec& option : OptionTable()) known.emplace_back(std::invoke(spelling, option));
   return NearestText(given, known, prefix.size());
 }
 
@@ -40,9 +41,7 @@ Status UnknownOption(const std::string& what, const std::string& given,
 }
 
 Status UnknownName(const std::string& given) {
-  return UnknownOption("option", given, NearestOption("", given, [](const OptionSpec& known) {
-                         return std::string(known.name);
-                       }));
+  return UnknownOption("option", given, NearestOption("", given, &OptionSpec::name));
 }
 
 Status BadValue(const OptionSpec& option, std::string_view text, const std::string& from,
@@ -61,22 +60,21 @@ Status SetFromText(const OptionSpec& option, std::string_view text, OptionSource
   return Status::Ok();
 }
 
-const OptionSpec* OptionOfVariable(const std::string& name) {
+// The option that has this variable or flag; null if there is none.
+const OptionSpec* OptionSpelt(std::string (OptionSpec::*spelling)() const,
+                              const std::string& text) {
   const auto table = OptionTable();
-  const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
-    return candidate.Variable() == name;
-  });
+  const auto option = std::ranges::find(table, text, spelling);
   return option == table.end() ? nullptr : &*option;
 }
 
 Status ReadVariables(const EnvironmentView& env, Config* config) {
   for (const std::string& name : env.NamesWithPrefix(kVariablePrefix)) {
     if (IsForeignVariable(name)) continue;
-    const OptionSpec* option = OptionOfVariable(name);
+    const OptionSpec* option = OptionSpelt(&OptionSpec::Variable, name);
     if (option == nullptr) {
       // Somebody else's variable may begin as ours do: only what looks misspelt stops a rank.
-      const std::string nearest = NearestOption(
-          kVariablePrefix, name, [](const OptionSpec& known) { return known.Variable(); });
+      const std::string nearest = NearestOption(kVariablePrefix, name, &OptionSpec::Variable);
       if (!nearest.empty()) return UnknownOption("environment variable", name, nearest);
       continue;
     }
@@ -89,14 +87,9 @@ Status ReadVariables(const EnvironmentView& env, Config* config) {
 Status ReadFlag(const std::string& argument, Config* config) {
   const std::size_t equals = argument.find('=');
   const std::string flag = argument.substr(0, equals);
-  const auto table = OptionTable();
-  const auto option = std::find_if(table.begin(), table.end(), [&](const OptionSpec& candidate) {
-    return candidate.Flag() == flag;
-  });
-  if (option == table.end()) {
-    return UnknownOption(
-        "flag", flag,
-        NearestOption(kFlagPrefix, flag, [](const OptionSpec& known) { return known.Flag(); }));
+  const OptionSpec* const option = OptionSpelt(&OptionSpec::Flag, flag);
+  if (option == nullptr) {
+    return UnknownOption("flag", flag, NearestOption(kFlagPrefix, flag, &OptionSpec::Flag));
   }
   if (equals != std::string::npos) {
     return SetFromText(*option, argument.substr(equals + 1), OptionSource::kFlag, flag, config);
@@ -136,7 +129,7 @@ Status ReadProgram(const ProgramOptions& program, Config* config) {
   return Status::Ok();
 }
 
-// Last, and only where nothing of ours was said: what is overruled need not be right.
+// Horovod's count only where nothing of ours was said: what is overruled need not be right.
 Status ReadHorovod(const EnvironmentView& env, Config* config) {
   for (const HorovodAlias& alias : HorovodAliases()) {
     const auto text = alias.variable.empty() ? std::nullopt : env.Find(alias.variable);
@@ -152,7 +145,7 @@ Status ReadHorovod(const EnvironmentView& env, Config* config) {
   return Status::Ok();
 }
 
-// Horovod's variables count only where nothing else was said.
+// The file comes last: its lines count only where nothing else was said.
 Status ReadSettings(Config* config) {
   const std::string& path = config->settings;
   std::ifstream file(path);
@@ -239,7 +232,7 @@ std::string UnknownVariablesWarning(const EnvironmentView& env) {
   std::string names;
   int count = 0;
   for (const std::string& name : env.NamesWithPrefix(kVariablePrefix)) {
-    if (IsForeignVariable(name) || OptionOfVariable(name) != nullptr) continue;
+    if (IsForeignVariable(name) || OptionSpelt(&OptionSpec::Variable, name) != nullptr) continue;
     names += (count++ == 0 ? "" : ", ") + Escaped(name);
   }
   if (count == 0) return {};
