@@ -67,7 +67,7 @@ int FirstTag(std::int64_t tags, std::uint64_t session) {
   return static_cast<int>(session % static_cast<std::uint64_t>(sessions)) * kTagsOfASession;
 }
 
-// What sessions that have ended have kept, by number.
+// The spares are what sessions that have ended have kept, by number.
 class Spares {
  public:
   static Spares& OfProcess() {

@@ -92,7 +92,7 @@ const char* ThreadLevelName(int level) {
   }
 }
 
-// What it was told about the networks that it may use.
+// MPI may have been told which networks it may use.
 std::string InterfacesText(const core::EnvironmentView& variables) {
   std::string text;
   for (const char* name : {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude",

@@ -12,7 +12,7 @@
 
 namespace sirtaki::mpi {
 
-// What an exchange works on. On the heap, since a time-out leaves it to MPI for good.
+// An exchange works on its buffers. On the heap, since a time-out leaves it to MPI for good.
 struct ExchangeBuffers {
   std::string mine;
   std::uint64_t my_size = 0;

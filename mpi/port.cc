@@ -30,7 +30,7 @@ struct Piece {
   }
 };
 
-// What one Post has started.
+// The transfers are what one Post has started.
 class Transfers final : public ops::Completion {
  public:
   Transfers(MPI_Comm comm, int tag, bool is_message, std::vector<Piece> pieces)
@@ -81,7 +81,7 @@ class Transfers final : public ops::Completion {
   Status status() const override { return status_; }
 
  private:
-  // What became of the next piece, whose request has been completed. In MPI.
+  // Judges the next piece, whose request has been completed. In MPI.
   Status Judge(int code, const MPI_Status& received) const {
     const Piece& piece = pieces_[next_];
     Status status = Check(code, piece.ToString().c_str());

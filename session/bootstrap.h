@@ -1,5 +1,5 @@
-// What the ranks tell each other at init, and what follows from it on all of them alike. Pure, but
-// for Greet, which gathers what is known of this process.
+// The ranks tell each other greetings at init, and from these the same follows on all of them.
+// Pure, but for Greet, which gathers what is known of this process.
 #pragma once
 
 #include <cstdint>

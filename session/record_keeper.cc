@@ -42,7 +42,7 @@ struct Watched {
 constexpr std::array<Watched, 3> kSignals = {
     {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGABRT, "SIGABRT"}}};
 
-// What handlers see: never destroyed, and constant while they are set.
+// Handlers see this state, which is never destroyed, and constant while they are set.
 struct Shared {
   pid_t process = 0;
   pthread_t thread{};

@@ -32,7 +32,7 @@ class RecordKeeper {
     // Ask is for any thread and never blocks; it does nothing after End. `why` outlives the
     // registration.
     void Ask(const char* why);
-    // What was asked for is written before this returns, and nothing after it. Idempotent.
+    // Writes what was asked for before it returns; nothing is written after it. Idempotent.
     void End();
 
    private:

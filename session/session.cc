@@ -60,7 +60,7 @@ Session::Impl::~Impl() {
 
 Session::Session() : fork_generation_(core::ForkGeneration()) {}
 
-// What a medium leaves in the process (MPI above all) is the parent's, also after its shutdown.
+// A medium, above all MPI, leaves in the process what is the parent's, also after its shutdown.
 Status Session::CheckFork() {
   static const int begun_in = core::ForkGeneration();
   return core::ForkGeneration() == begun_in ? Status::Ok() : InForkedChild();

@@ -35,7 +35,7 @@ class Devices;
 class Gpu;
 struct GpuLibraries;
 
-// What a rank starts with: the outcome of core::ParseConfig. Its failure is not returned where it
+// A rank starts with these: the outcome of core::ParseConfig. Its failure is not returned where it
 // happened but told to the others, so that all ranks refuse to start for the same reason.
 struct StartOptions {
   core::Status parsed;
@@ -43,13 +43,13 @@ struct StartOptions {
   core::EnvironmentView environment = core::EnvironmentView::OfProcess();
   // Over MPI: the ranks of the job, as MPI's Fortran handle of a communicator; none: all.
   std::optional<int> communicator = std::nullopt;
-  // What is told of the rank's calls and groups goes there; null: to one of the session's own. In a
+  // The observer is told of the rank's calls and groups; null: to one of the session's own. In a
   // world of one rank there is nothing to tell.
   core::trace::ObserverPtr observer = nullptr;
   // Sees every batch of agreed work as it is started, under the engine's token: must neither block
   // nor call the session. Not called in a world of one rank.
   std::function<void(const core::RunBatch& batch)> on_start;
-  // What works with GPUs; null: those of the process.
+  // These libraries work with GPUs; null: those of the process.
   std::shared_ptr<const GpuLibraries> gpus = nullptr;
 };
 
@@ -126,8 +126,8 @@ class Session {
   // `deadline` (the group's fault), those of Submit.
   core::Status AddSet(const core::RankRanges& members, core::TimePoint deadline,
                       core::SetNumber* set);
-  // What is pending in the set fails with kInvalidArgument. Errors: the set is the world, local or
-  // cross or does not exist; and as AddSet's.
+  // Calls that are pending in the set fail with kInvalidArgument. Errors: the set is the world,
+  // local or cross or does not exist; and as AddSet's.
   core::Status RemoveSet(core::SetNumber set, core::TimePoint deadline);
 
   // A communicator of MPI, of the set's ranks in ascending order, as a Fortran handle; the program
@@ -147,7 +147,7 @@ class Session {
   // already, kBackend if another thread does not come out of the medium.
   core::Status EnterMedium(core::Gate** gate) const;
 
-  // What is planned with: as the options say, until it is changed.
+  // The limits are as the options say, until they are changed.
   using Limits = core::Limits;
   Limits limits() const;
   // Changes them on all ranks, those that have joined too, at one place of the order. Collective
@@ -171,12 +171,12 @@ class Session {
   // ShutdownAndLog is for a caller who cannot return the fault: logs it, as a warning if nobody has
   // seen it yet, else for debugging only.
   void ShutdownAndLog(const std::string& why);
-  // What this rank waits for, runs and did last, for a file. Of an engine that is busy for longer
-  // than `patience` (it is, while its callbacks run) the record says what it lacks. Times are this
-  // rank's own.
+  // The record says what this rank waits for, runs and did last, for a file. Of an engine that is
+  // busy for longer than `patience` (it is, while its callbacks run) the record says what it lacks.
+  // Times are this rank's own.
   core::trace::FlightRecord Describe(std::string why, core::Duration patience) const;
 
-  // What is recorded of this rank, and where to: also after the end.
+  // The observation is what is recorded of this rank, and where to: also after the end.
   SessionObservability& observation() const { return *observation_; }
 
   // A program was given this status: if it is the fault, it has seen it.

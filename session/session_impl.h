@@ -1,4 +1,4 @@
-// What ends with a session. For the files that make up session::Session only.
+// These parts end with a session. For the files that make up session::Session only.
 #pragma once
 
 #include <atomic>

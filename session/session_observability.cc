@@ -23,7 +23,7 @@ namespace {
 constexpr std::string_view kFolder = "sirtaki-records";
 // The signal of whoever wants a record of a run that goes on.
 constexpr std::string_view kAsks = "SIGUSR1";
-// What is still to be written to a timeline when a signal ends the process.
+// A timeline has this time for what is still to be written when a signal ends the process.
 constexpr auto kFlushPatience = std::chrono::milliseconds(500);
 
 // The names of so many layouts of buckets are kept.

@@ -1,5 +1,4 @@
-// What a session records of its rank, and the files that this goes to: timeline, flight record,
-// metrics.
+// A session records what its rank does, in these files: timeline, flight record, metrics.
 #pragma once
 
 #include <deque>
@@ -22,7 +21,7 @@
 
 namespace sirtaki::session {
 
-// What buckets hold, in words (`the gradients of "w", "b" and 3 more`), by the texts of their keys.
+// These names say in words what buckets hold (`the gradients of "w", "b" and 3 more`), by keys.
 using BucketNames = std::map<std::string, std::string>;
 
 // Thread-safe. A file that cannot be written is a warning, and never what a run ends of.
@@ -47,7 +46,7 @@ class SessionObservability {
 
   // Begins what the options ask for.
   void Begin();
-  // What is not yet written is when this returns, and nothing is after it. Idempotent.
+  // Writes what is not yet written before it returns; nothing is written after it. Idempotent.
   void End();
 
   // The group has failed. Never blocks.

@@ -1,4 +1,4 @@
-// What a session tells of its rank: the flight record, and the table at its end.
+// A session tells of its rank: the flight record, and the table at its end.
 #include <unistd.h>
 
 #include <chrono>

@@ -58,7 +58,7 @@ void Session::MatchSingle(const core::WorkPtr& work) {
   const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
   for (const core::WorkPtr& half : {work, other}) {
     if (impl_->queue.Resolve(half->request.key) == nullptr) continue;
-    // What the receive does not expect was sent all the same.
+    // The send has ended well, though the receive does not expect what it sent.
     const bool sent =
         half->request.signature()->kind == OpKind::kSend && status.code() == StatusCode::kMismatch;
     half->handle->Complete(sent ? Status::Ok() : status);

@@ -61,7 +61,7 @@ std::string WhereText(const Topology& topology) {
   return text.str();
 }
 
-// What moves data in the world. Precondition: the medium is connected.
+// The text says what moves data in the world. Precondition: the medium is connected.
 std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibraries& gpus) {
   if (topology.size == 1) return "one rank: no data moves";
   const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};

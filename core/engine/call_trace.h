@@ -1,4 +1,4 @@
-// What an engine tells of its rank's calls: to the recorder and to the metrics.
+// A call trace tells the recorder and the metrics of a rank's calls.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class CallTrace {
   void Joined(const Work& work) const;
   // All ranks have made the call, in batch `number`; or it is refused. Of this rank's work.
   void Agreed(const Work& work, std::uint64_t number, TimePoint now) const;
-  // What Submitted and Joined were told has begun, the first at that time; what Agreed and Refused
-  // were told has ended.
+  // BeginCalls counts the calls that Submitted and Joined were told, from the time of the first;
+  // EndCalls those that Agreed and Refused were told.
   void BeginCalls(std::int64_t calls, TimePoint first) const;
   void EndCalls(std::int64_t calls, TimePoint now) const;
   void Refused(const Work& work, const Status& why, std::uint64_t number, TimePoint now) const;

@@ -71,10 +71,10 @@ class Engine : private Rounds {
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring() { transport_.Wake(); }
 
-  // What this rank waits for, runs, and did last: rank, host, fault, now, sets, pending, running,
-  // events and lost. Of a rank that has failed what is pending and running is as it was then. An
-  // engine that gives up its token within `patience` tells all; of one that is stuck `missing` says
-  // what could not be had.
+  // The record says what this rank waits for, runs, and did last: rank, host, fault, now, sets,
+  // pending, running, events and lost. Of a rank that has failed what is pending and running is as
+  // it was then. An engine that gives up its token within `patience` tells all; of one that is
+  // stuck `missing` says what could not be had.
   trace::FlightRecord Describe(Duration patience) const SIRTAKI_EXCLUDES(token_);
 
   // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
@@ -97,7 +97,7 @@ class Engine : private Rounds {
   }
 
   Status fault() const;  // ok while there is none
-  // What is started from now on is planned with these limits.
+  // The limits plan what is started from now on.
   const AgreedLimits& limits() const { return limits_; }
   // MakeHandle makes one for work of this key. The handle may outlive the engine.
   HandlePtr MakeHandle(const Key& key);
@@ -132,7 +132,7 @@ class Engine : private Rounds {
   std::optional<Key> WaitsFor() const;
 
  private:
-  // What other threads ask for; carried out in the next round.
+  // A command is what another thread asks for; the next round carries it out.
   struct Command {
     enum class Kind : std::uint8_t { kFault, kLeave };
     Kind kind = Kind::kFault;
@@ -147,7 +147,7 @@ class Engine : private Rounds {
     TimePoint at{};
     std::uint64_t step = 0;  // that it was of, if it was a bucket
   };
-  // What a thread waits in, and since when.
+  // A seat says what a thread waits in, and since when.
   struct Seat {
     std::atomic<const HandleState*> handle{nullptr};  // compared only
     std::atomic<Duration::rep> since{0};

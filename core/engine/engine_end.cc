@@ -1,4 +1,4 @@
-// What other threads ask of an engine, and its end, good or bad.
+// An engine does what other threads ask of it, and ends, well or badly.
 #include <cstddef>
 #include <string>
 #include <string_view>

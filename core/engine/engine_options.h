@@ -1,4 +1,4 @@
-// What an engine is told at its start.
+// The options are what an engine is told at its start.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ struct EngineOptions : DriverOptions {
   std::function<std::uint64_t()> step;
   // Called without the token, which a thread that is stuck may have for ever.
   std::function<void()> on_stuck;
-  // What the thread is in that keeps the others out of the transport, for the text; empty: unknown.
+  // Names the call in which a thread keeps the others out of the transport; empty: unknown.
   std::function<std::string()> stuck_in;
 };
 

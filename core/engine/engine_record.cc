@@ -1,4 +1,4 @@
-// What an engine tells of itself when something has gone wrong.
+// An engine tells of itself when something has gone wrong.
 #include <chrono>
 #include <string>
 #include <thread>

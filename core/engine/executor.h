@@ -1,5 +1,5 @@
-// What carries out decided work: ops/lanes and ops/host/host_lanes; tests have their own. The
-// engine hands over batches in the agreed order.
+// An executor carries out decided work: ops/lanes and ops/host/host_lanes; tests have their own.
+// The engine hands over batches in the agreed order.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct RunItem : DecidedRun {
   WorkPtr work = nullptr;  // null: this rank has joined and contributes the identity
 };
 
-// What is started together, at one place of a set's order.
+// A batch is started together, at one place of a set's order.
 struct RunBatch {
   SetNumber set = kWorldSet;
   std::uint64_t number = 0;  // the same on all members
@@ -59,8 +59,8 @@ class Executor {
   // them, and a message for which its peer never calls completes with kShutDown. Thread-safe.
   virtual bool Idle() const = 0;
 
-  // What runs or waits in the lanes now, and messages, oldest first; when they were abandoned or
-  // have failed, what did then. Thread-safe.
+  // Lists what runs or waits in the lanes now, and messages, oldest first; when they were abandoned
+  // or have failed, what did then. Thread-safe.
   virtual std::vector<RunningOperation> Running() const = 0;
 
   // After a fault: nothing starts any more; what is queued completes with `why`, and so do the

@@ -1,4 +1,4 @@
-// What handles need of their engine for as long as it lives: they may outlive it. Thread-safe.
+// The hooks are what handles need of their engine, which they may outlive. Thread-safe.
 #pragma once
 
 #include <memory>

@@ -63,7 +63,7 @@ class TensorQueue {
   // Returns the work of this rank's join; null if there is none.
   WorkPtr EndEpoch(SetNumber set) SIRTAKI_EXCLUDES(mutex_);
 
-  // What a rank's calls have come to.
+  // An account says what a rank's calls have come to.
   struct Account {
     struct Call {
       Key key;

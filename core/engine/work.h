@@ -60,8 +60,8 @@ class HandleState {
   void SetJoined(int rank) { joined_.store(rank, std::memory_order_relaxed); }
   int joined() const { return joined_.load(std::memory_order_relaxed); }
 
-  // What the end brings beside its status: the last rank of a join, the number of a set. By the
-  // completer, before Complete.
+  // The value is what the end brings beside its status: the last rank of a join, the number of a
+  // set. By the completer, before Complete.
   void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
   std::int64_t value() const { return value_.load(std::memory_order_relaxed); }
 
@@ -167,7 +167,7 @@ struct Work {
     return signature != nullptr &&
            (signature->kind == OpKind::kSend || signature->kind == OpKind::kReceive);
   }
-  // What this rank gives to it.
+  // Counts what this rank gives to it.
   std::int64_t InputBytes() const;
 };
 // InputBytesOf a part is what `signature` says of it.

@@ -26,11 +26,11 @@ struct Cause {
   Status ToStatus() const;
 };
 
-// What Origin::tensor says of work with this key: its name as the program gave it, "unnamed call
-// #7", "bucket 3 of arena 0"; nothing for a join.
+// TensorName is what Origin::tensor says of work with this key: its name as the program gave it,
+// "unnamed call #7", "bucket 3 of arena 0"; nothing for a join.
 std::string TensorName(const Key& key);
 
-// What a group of ranks asked for under one key, or a reason why the request is invalid.
+// A variant is what some ranks asked for under one key, or why the request is invalid.
 struct Variant {
   Asked asked;
   std::string invalid;
@@ -106,8 +106,8 @@ struct EvictEntry {
 struct JoinDoneEntry {
   int last = -1;
 };
-// What is no collective, each in a batch of its own (7). The key is that of the request that asked for
-// it. A set comes or goes by an entry of the world.
+// An entry that is no collective is in a batch of its own (7). The key is that of the request that
+// asked for it. A set comes or goes by an entry of the world.
 struct AddSetEntry {
   Key key;
   SetNumber set = kWorldSet;
@@ -146,7 +146,7 @@ struct StreamMessage {
 
 // ---- outside the order ----
 
-// What a rank last did, as the answer to a stall query.
+// An activity is what a rank last did, as the answer to a stall query.
 struct RankActivity {
   int rank = -1;
   std::string text;

@@ -60,7 +60,7 @@ void AppendWord(std::string& to, const std::string& text) {
   to += (to.empty() ? "" : " ") + text;
 }
 
-// What each of them says where they do not all say the same.
+// Each text is what its signature says where they do not all say the same.
 std::vector<std::string> Differences(const std::vector<const Signature*>& signatures) {
   std::vector<std::string> texts(signatures.size());
   bool grouped = false;

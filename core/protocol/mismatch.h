@@ -1,4 +1,4 @@
-// What to say when ranks asked for different things under one key.
+// The texts here say that ranks asked for different things under one key.
 #pragma once
 
 #include <string>

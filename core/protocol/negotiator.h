@@ -86,7 +86,7 @@ class Negotiator final : private StallWatch::Surroundings {
   // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
 
-  // What the engine knows and the rules need.
+  // The local state is what the engine knows and the rules need.
   struct LocalState {
     std::vector<RunningOperation> running;  // the oldest first (18, 19)
     bool drained = true;                    // this rank's lanes are empty (17)
@@ -121,7 +121,7 @@ class Negotiator final : private StallWatch::Surroundings {
   std::vector<AgreedId> KnownIds(SetNumber set) const;
 
  private:
-  // What waits to go up, in order. Ready items are written when they are taken, so that they use
+  // An item waits to go up, in order. Ready items are written when they are taken, so that they use
   // ids as the table is at that moment and the acknowledgement beside them is true (10).
   struct ReadyUp {
     Key key;

@@ -39,7 +39,7 @@ void Negotiator::CutBatchesOf(SetState& set) {
   if (std::none_of(all.begin(), all.end(), IsChange)) return CutBatch(set, std::move(all));
   std::vector<Entry> entries;
   for (Entry& entry : all) {
-    // What is no collective goes in a batch of its own (7).
+    // An entry that is no collective goes in a batch of its own (7).
     const bool alone = IsChange(entry);
     if (alone && !entries.empty()) CutBatch(set, std::exchange(entries, {}));
     entries.push_back(std::move(entry));
@@ -71,7 +71,7 @@ void Negotiator::ReceiveStream(StreamMessage stream, TimePoint now) {
 void Negotiator::ApplyBatch(Batch batch) {
   SetState& set = *FindSet(batch.set);
   for (const Entry& entry : batch.entries) {
-    // What was decided in a set that goes runs before it goes, also if both were decided in one round.
+    // The decisions in a set that goes run before it goes, also if both were decided in one round.
     const auto* removed = std::get_if<RemoveSetEntry>(&entry);
     SetState* const subject = removed == nullptr ? nullptr : FindSet(removed->set);
     if (subject != nullptr) CutBatchesOf(*subject);
@@ -186,8 +186,8 @@ bool Negotiator::Pass(const Change& entry, DecidedBatch& decided) {
   return true;
 }
 
-// What waits to be sent about it would find no set any more; what is on its way is dropped where it
-// arrives.
+// Items that wait to be sent about the set would find none any more; what is on its way is dropped
+// where it arrives.
 void Negotiator::ForgetSet(SetNumber number) {
   std::erase_if(up_, [number](const UpItem& item) {
     if (const auto* ready = std::get_if<ReadyUp>(&item)) return ready->key.set == number;
@@ -239,7 +239,7 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
 
 // `pending`: the key's, or null.
 bool Negotiator::MayBeDecided(const SetState& set, const Key& key, const PendingKey* pending) {
-  // What still waits in `up_` the parent cannot know of.
+  // The parent cannot know of what still waits in `up_`.
   const bool known = pending == nullptr || pending->reports == 0 ||
                      (pending->forwarded && (set.seat() || pending->told));
   if (key.set == set.number() && known) return true;
@@ -301,7 +301,7 @@ ReadyItem Negotiator::WriteReady(const Key& key) {
   return item;
 }
 
-// What waits to go up, as one message.
+// One message takes what waits to go up.
 void Negotiator::TakeReport(std::vector<Outgoing>* outgoing) {
   if (up_.empty() && evictions_unacknowledged_ < kEvictionsPerAck) return;
   ReportMessage report;

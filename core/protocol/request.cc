@@ -54,7 +54,7 @@ bool SameParts(const Signature& a, const Signature& b) {
                     [](const SignaturePtr& x, const SignaturePtr& y) { return *x == *y; });
 }
 
-// What a signature of tensors says behind its kind.
+// The text is what a signature of tensors says behind its kind.
 std::string TensorText(const Signature& s) {
   std::string text;
   if (Reduces(s.kind)) text.append("(").append(ReduceOpName(s.reduction)).append(")");
@@ -85,9 +85,9 @@ std::string TensorText(const Signature& s) {
   return text;
 }
 
-// What a call of the library itself is for; empty if the name is a program's. Such a name is words
-// behind '#', which no program may give, or behind "sirtaki/" if it goes through the public
-// interface; there what tells the parts of a call apart follows after another '/'.
+// The words say what a call of the library itself is for; empty if the name is a program's. Such a
+// name is words behind '#', which no program may give, or behind "sirtaki/" if it goes through the
+// public interface; there what tells the parts of a call apart follows after another '/'.
 std::string_view WordsOf(std::string_view name) {
   constexpr std::string_view kPublic = "sirtaki/";
   if (name.starts_with('#')) return name.substr(1);

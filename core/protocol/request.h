@@ -1,5 +1,5 @@
-// What one rank asks for: a key (which piece of work), a signature (what it is), and what may
-// differ.
+// A request is what one rank asks for: a key (which piece of work), a signature (what it is), and
+// what may differ.
 #pragma once
 
 #include <cstdint>

@@ -123,7 +123,7 @@ class SetState {
   std::vector<PendingKey*> UndecidedKeys();
   // Keys that became complete because somebody joined or left, in the order of their first report.
   std::vector<PendingKey*> CompleteKeys();
-  // What comes first from now on has this order, or a higher one.
+  // A key that comes first from now on has this order, or a higher one.
   std::uint64_t next_order() const { return next_order_; }
   // The first of the keys that are not decided; null: none waits.
   const PendingKey* OldestPending() const { return first_; }

@@ -24,7 +24,7 @@ struct StallOptions {
   Duration stall_limit = std::chrono::minutes(30);    // agreed; zero: never
   Duration ping_interval = std::chrono::seconds(2);   // agreed
   Duration peer_timeout = std::chrono::seconds(10);   // agreed
-  // What this rank did last, for the answer to a stall query.
+  // Says what this rank did last, for the answer to a stall query.
   std::function<std::string()> activity = [] { return std::string("no activity known"); };
   // The key before whose end this rank submits nothing, if there is one.
   std::function<std::optional<Key>()> waits_for = [] { return std::nullopt; };
@@ -51,7 +51,7 @@ std::string TimeOutText(const Key& key, Duration limit);
 
 class StallWatch {
  public:
-  // What a watch needs of the node that it watches for.
+  // The surroundings are what a watch needs of the node that it watches for.
   class Surroundings {
    public:
     virtual SetState* FindSet(SetNumber set) = 0;  // null: it does not matter to this node

@@ -1,4 +1,4 @@
-// What was agreed on and does not end, though everybody answers: the second half of (18).
+// An operation may be agreed on and not end, though everybody answers: the second half of (18).
 #include <algorithm>
 #include <utility>
 

@@ -17,7 +17,7 @@ struct Incoming {
   Bytes bytes;
 };
 
-// What threads sleep on while nothing moves.
+// A bell is what threads sleep on while nothing moves.
 class Bell {
  public:
   virtual ~Bell() = default;

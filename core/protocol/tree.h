@@ -24,8 +24,8 @@ class Tree {
     RankRanges subtree;                      // of this node, itself included
   };
 
-  // What rank `rank` has to know. Memory is that of its own neighbourhood. Precondition: 0 <= rank
-  // < size().
+  // A node is what rank `rank` has to know. Memory is that of its own neighbourhood. Precondition:
+  // 0 <= rank < size().
   Node NodeOf(int rank) const;
   int size() const { return static_cast<int>(host_of_rank_.size()); }
 

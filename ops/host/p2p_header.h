@@ -1,4 +1,4 @@
-// What goes before the bytes of a message between two ranks: what they are.
+// A header goes before the bytes of a message between two ranks, and says what they are.
 #pragma once
 
 #include <array>

@@ -19,7 +19,7 @@ struct ClockReading {
   core::TimePoint after{};
 };
 
-// What has to be added to this rank's clock to give rank 0's. `rounds`: of each exchange the
+// The offset is added to this rank's clock to give rank 0's. `rounds`: of each exchange the
 // readings of all ranks. Nobody has heard all before all have begun to tell, which bounds the
 // offset from both sides; it is taken in the middle, and as 0 on rank 0's host. The ranks of a host
 // have one clock; if they turn out not to, each counts for itself. Pure.

@@ -17,7 +17,7 @@
 
 namespace sirtaki::session {
 
-// What works with GPUs, opened when the first tensor on one comes. Tests have fakes.
+// These work with GPUs, opened when the first tensor on one comes. Tests have fakes.
 struct GpuLibraries {
   // The device has CUDA's index; kUnsupported where there is no CUDA.
   std::function<core::Status(int index, std::shared_ptr<ops::cuda::Device>* device)> open_device;

@@ -33,7 +33,7 @@ bool ListensBeyond(const Topology& topology, const core::RankRanges& here, int t
          std::any_of(node.children.begin(), node.children.end(), beyond);
 }
 
-// What each rank says: a byte for whether it went well, then its announcement or what went wrong.
+// Each rank says this: a byte for whether it went well, then its announcement or what went wrong.
 std::string Told(const Status& status, std::string text) {
   return (status.ok() ? '+' : '-') + (status.ok() ? std::move(text) : status.message());
 }

@@ -1,4 +1,4 @@
-// What the ranks of a host share, put together over any medium: the local group, the transport and
+// A host group is what ranks of a host share, over any medium: the local group, the transport and
 // the backend that use it where it reaches, and the medium's own where it does not.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a session stands on: the way its ranks start together, send messages and move data. One for
-// MPI (session_mpi.cc), one for threads of a process (inproc_world.cc).
+// A medium is what a session stands on: the way its ranks start together, send messages and move
+// data. One for MPI (session_mpi.cc), one for threads of a process (inproc_world.cc).
 #pragma once
 
 #include <functional>
@@ -19,7 +19,7 @@ namespace sirtaki::session {
 
 using core::Topology;
 
-// What the ranks have agreed on before they connect.
+// The ranks have agreed on these before they connect.
 struct ConnectOptions {
   core::Config config;
   bool spin = true;  // short waits keep their core
@@ -61,7 +61,7 @@ class Medium {
     *gate = nullptr;
     return [] { return core::Status::Ok(); };
   }
-  // What the thread that has the gate is in, for texts; empty: nobody has it.
+  // Names the call of the thread that has the gate, for texts; empty: nobody has it.
   virtual std::string GateHolder() const { return {}; }
   // A communicator of MPI for the program, of these ranks; collective over them, who have met. It
   // blocks, so nothing else may be in the medium.

@@ -34,7 +34,7 @@ cuda::CopyKind KindOf(const core::Work& send, const core::Work& receive) {
   return IsOnGpu(receive) ? cuda::CopyKind::kDeviceToDevice : cuda::CopyKind::kDeviceToHost;
 }
 
-// What the stream is given from now on finds the work's tensor as its producer has left it.
+// Work that the stream is given from now on finds the tensor as its producer has left it.
 Status AwaitProducer(core::Work& work, const cuda::Stream& stream) {
   if (!IsOnGpu(work)) return Status::Ok();
   const cuda::EventPtr& ready = cuda::AsDeviceWork(work).ready;

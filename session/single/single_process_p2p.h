@@ -35,7 +35,7 @@ class SingleProcessP2p {
       SIRTAKI_EXCLUDES(mutex_);
 
  private:
-  // What copies on one device.
+  // A copier copies on one device.
   struct Copier {
     std::unique_ptr<ops::cuda::Stream> stream;
     std::unique_ptr<ops::cuda::EventPool> events;
