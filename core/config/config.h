@@ -38,7 +38,7 @@ inline constexpr std::string_view kNoFlightRecords = "off";
 // Where an option's value came from. Everything but kDefault is explicit.
 enum class OptionSource : std::uint8_t { kDefault, kFile, kHorovod, kVariable, kFlag, kProgram };
 
-// What each option does, and its limits, is said once: in the table, and so in
+// Each option says once what it does, and its limits: in the table, and so in
 // docs/configuration.md.
 struct Config {
   std::int64_t fusion_bytes = std::int64_t{64} << 20;

@@ -24,7 +24,7 @@ enum class OptionKind : std::uint8_t {
   kText,         // as it stands; each rank's own
 };
 
-// What Horovod calls an option: a variable, a flag of its launcher, or both.
+// An alias is what Horovod calls an option: a variable, a flag of its launcher, or both.
 struct HorovodAlias {
   // How a value is read, if it is not a switch.
   enum class Reading : std::uint8_t {

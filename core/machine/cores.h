@@ -21,8 +21,8 @@ CpuShare CpusOfThisProcess();
 // The tightest CPU quota from this process's cgroup up to the root, versions 1 and 2; 0: none.
 double CgroupCpuQuota(const FileReader& read);
 
-// What these processes of one host have together, whole cores, at least 1: the union of their
-// masks, and no more than the largest quota if all have one.
+// Counts the whole cores that these processes of one host have together, at least 1: the union of
+// their masks, and no more than the largest quota if all have one.
 int SharedCores(std::span<const CpuShare> processes);
 
 }  // namespace sirtaki::core

@@ -10,7 +10,7 @@ namespace sirtaki::core {
 // The tightest limit of memory from this process's cgroup up to the root, in bytes; 0: none.
 std::int64_t CgroupMemoryLimit(const FileReader& read);
 
-// What the host has, or the cgroup allows if that is less.
+// The memory is what the host has, or the cgroup allows if that is less.
 std::int64_t MemoryOfHost();
 
 // The limit of this process's addresses (RLIMIT_AS), in bytes; 0: none.

@@ -1,4 +1,4 @@
-// What the process around a rank hears from the rank. Its start: that it goes into MPI_Init, and
+// The process around a rank hears notices from the rank. Its start: that it goes into MPI_Init, and
 // that it has come out, so that sirtakirun ends a start that hangs there, which the rank itself
 // cannot. And its group's fault, which sirtakirun names as the cause of what happens next.
 //

@@ -11,7 +11,7 @@
 
 namespace sirtaki::core::trace {
 
-// What the other fields mean is said here; those that are not named are zero.
+// Each kind says what the other fields mean; those that are not named are zero.
 enum class EventKind : std::uint8_t {
   // ---- of a tensor, a bucket or another key; text: its name ----
   kSubmit,     // by this rank; number: it is the n-th of its set here; bytes
@@ -66,7 +66,7 @@ struct Event {
   std::array<char, kTextBytes> letters{};
 
   std::string_view text() const { return {letters.data(), text_bytes}; }
-  // What does not fit loses its middle, between whole characters of UTF-8; "…" stands there.
+  // A text that does not fit loses its middle, between whole characters of UTF-8; "…" stands there.
   void SetText(std::string_view text);
 };
 static_assert(std::is_trivially_copyable_v<Event> && sizeof(Event) % sizeof(std::uint64_t) == 0);

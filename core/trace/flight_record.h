@@ -1,6 +1,6 @@
-// What a rank leaves behind when something has gone wrong: what it waited for, what it ran, and the
-// last things that it did. A file of JSON for each rank; whoever has those of all ranks can say who
-// was behind (launch/reports/explain). Pure.
+// A rank leaves a flight record behind when something has gone wrong: what it waited for, what it
+// ran, and the last things that it did. A file of JSON for each rank; whoever has those of all
+// ranks can say who was behind (launch/reports/explain). Pure.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct FlightRecord {
     std::uint64_t number = 0;  // it was the n-th call of its set here, from 1
     TimePoint since{};
   };
-  // What is on its way through the lanes.
+  // An operation is on its way through the lanes.
   struct Running {
     std::uint32_t set = 0;
     std::string what;

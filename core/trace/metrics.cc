@@ -74,7 +74,7 @@ std::optional<double> BytesPerStep(const Metrics& metrics) {
                   metrics.Count(Metric::kSteps));
 }
 
-// What files have besides the sums: how it went since they were written last.
+// Files have ratios besides the sums: how it went since they were written last.
 struct RatioSpec {
   std::string_view name;  // "step_seconds": files put "recent_" before it
   std::string_view help;

@@ -1,5 +1,5 @@
-// What a rank has done so far, in numbers: counters that any thread adds to, and how they are
-// written. One table says which there are.
+// Metrics are what a rank has done so far, in numbers: counters that any thread adds to, and how
+// they are written. One table says which there are.
 #pragma once
 
 #include <array>
@@ -62,7 +62,7 @@ struct Metrics {
   std::array<std::int64_t, kOpKindCount> kind_groups{};
   std::array<std::int64_t, kOpKindCount> kind_bytes{};
 
-  // What has come since `before`.
+  // The difference is what has come since `before`.
   Metrics operator-(const Metrics& before) const;
   std::int64_t Count(Metric id) const { return counts[static_cast<std::size_t>(id)]; }
   Duration Time(Metric id) const;  // precondition: a time
@@ -101,7 +101,7 @@ class MetricCounters {
   const TimePoint begin_ = Clock::now();
 };
 
-// What is written at a time. `recent`: since what was written before.
+// A report is what is written at a time. `recent`: since what was written before.
 struct MetricsReport {
   Metrics total;
   Metrics recent;

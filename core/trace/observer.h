@@ -1,5 +1,5 @@
-// What a session hands down to all who have something to tell of what they do. Where it is null,
-// nothing is recorded and no clock is read for it.
+// A session hands an observer down to all who have something to tell of what they do. Where it is
+// null, nothing is recorded and no clock is read for it.
 #pragma once
 
 #include <atomic>

@@ -22,7 +22,7 @@ void Recorder::Add(const Event& event) noexcept {
   }
   const auto* from = reinterpret_cast<const std::byte*>(&event);
   std::uint64_t word = 0;
-  // What was there stays behind the text.
+  // The bytes behind the text stay as they were.
   const std::size_t used = (offsetof(Event, letters) + event.text_bytes + 7) / sizeof(word);
   // Release, each: a reader that sees one of these words sees that the place is being written.
   for (std::size_t i = 0; i < used; ++i, from += sizeof(word)) {

@@ -19,14 +19,14 @@ constexpr std::int64_t kFewestSteps = 10;
 constexpr std::int64_t kFewestGroups = 50;  // of a rank
 constexpr double kShortestRun = 0.1;        // seconds of steps
 
-// What takes less of the time is worth no word.
+// A smaller share of the time is worth no word.
 constexpr double kNoticeable = 0.1;
 // Ranks are late if they wait for the others this much less than those do who wait the most, and
 // noticeably so.
 constexpr double kMuchLess = 0.5;
 // Below this, communication is as good as not hidden at all.
 constexpr double kLittleOverlap = 0.1;
-// What moves less at a time is all latency.
+// An operation that moves less at a time is all latency.
 constexpr double kSmallGroup = 16.0 * 1024;
 constexpr double kFewTensors = 4;
 

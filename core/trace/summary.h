@@ -11,8 +11,8 @@ namespace sirtaki::core::trace {
 // `ranks`: by rank, not empty. Ends with a newline.
 std::string SummaryText(const std::vector<Metrics>& ranks);
 
-// What the numbers tell to do, a sentence each: a rank that the others wait for, tensors that are
-// too small, communication that nothing overlaps. Empty when none of it is clear.
+// Advice is what the numbers tell to do, a sentence each: a rank that the others wait for, tensors
+// that are too small, communication that nothing overlaps. Empty when none of it is clear.
 std::vector<std::string> Advice(const std::vector<Metrics>& ranks);
 
 }  // namespace sirtaki::core::trace

@@ -33,7 +33,7 @@ constexpr std::string_view kClosing = "\n]\n";
 // More than are under way at once.
 constexpr std::size_t kMostBegun = 65536;
 
-// What the last line of a file that is full may take, with what closes it.
+// The last line of a file that is full may take this, with what closes it.
 constexpr std::size_t kLastBytes = 256;
 
 void AppendNumber(std::int64_t number, std::string* text) {
@@ -99,7 +99,7 @@ void AppendArguments(const Event& event, std::string* text) {
   *text += before == "{\"" ? "{}" : "}";
 }
 
-// What stands on a bar: what it is, and of what.
+// The title stands on a bar: what it is, and of what.
 std::string Title(const Event& event) {
   switch (event.kind) {
     case EventKind::kMark:
@@ -143,7 +143,7 @@ bool Ends(const Event& event) {
          (event.kind == EventKind::kFinish && event.track != Track::kDevice);
 }
 
-// What an event belongs to.
+// The category is what an event belongs to.
 std::string_view CategoryOf(const Event& event) {
   if (event.kind == EventKind::kSubmit && event.alone == 0) {
     return EventKindName(EventKind::kNegotiate);

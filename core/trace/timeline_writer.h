@@ -37,7 +37,7 @@ class TimelineWriter {
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
 
-  // What happens from now on is written. Errors: kInvalidArgument if one is being written already,
+  // Writes what happens from now on. Errors: kInvalidArgument if one is being written already,
   // those of SetAside and of TimelineFile::Open, and if there is no thread. What stood there is set
   // aside.
   Status Start(TimelineOptions options) SIRTAKI_EXCLUDES(control_);
@@ -50,7 +50,7 @@ class TimelineWriter {
  private:
   void Run() SIRTAKI_EXCLUDES(mutex_);
   void FollowUntilStopped() SIRTAKI_EXCLUDES(mutex_);
-  // What has happened since the last time; how many events of the recorder that were.
+  // Writes what has happened since the last time; returns how many events that were.
   std::uint64_t Follow(bool to_the_end);
   void Fail(const Status& why);
 

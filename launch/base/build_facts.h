@@ -1,4 +1,4 @@
-// What this build is, as decided when it was configured.
+// The facts say what this build is, as decided when it was configured.
 #pragma once
 
 #include <string_view>

@@ -45,7 +45,7 @@ class Child {
   void Signal(int signal, bool group = false) const;
   bool running() const { return pid_ > 0; }
   void Ask(Stream stream) { Of(stream).Ask(); }
-  // What it has printed and there is now; empty if there is nothing.
+  // Reads what it has printed and there is now; empty if there is nothing.
   std::string Read(Stream stream, std::size_t most = kReadSize);
   bool prints() const;  // or something that it has started
   void StopReading();

@@ -12,7 +12,7 @@ namespace sirtaki::launch {
 
 using core::Descriptor;
 
-// What happened to bytes on a connection or pipe that does not block.
+// A transfer is what happened to bytes on a connection or pipe that does not block.
 struct Transfer {
   std::size_t bytes = 0;
   bool ended = false;  // the other side has closed, or there was an error

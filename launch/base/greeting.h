@@ -12,7 +12,7 @@
 // A rank whose connection is closed before that begins again: of too many strangers at once
 // sirtakirun drops the oldest, and a rank that has not proven itself yet may be among them.
 //
-// What is said afterwards is neither encrypted nor signed: who can change packets between two hosts
+// Messages afterwards are neither encrypted nor signed: who can change packets between two hosts
 // can change that too.
 #pragma once
 

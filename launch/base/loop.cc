@@ -35,7 +35,7 @@ void DoNothing(int /*signal*/) {}
 
 bool AsksForAnEnd(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP; }
 
-// What this process starts does not have the connection.
+// The programs that this process starts do not have the connection.
 void Prepare(int fd) {
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   const auto set = [fd](int level, int option, int value) {
@@ -177,7 +177,7 @@ struct Link::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void Write() {
-    // What an error here means, reading tells as well.
+    // Reading tells as well what an error here means.
     const Transfer transfer = WriteSome(socket.native_handle(), outbox);
     outbox.erase(0, transfer.ended ? outbox.size() : transfer.bytes);
     if (outbox.empty() || writing) return;

@@ -1,4 +1,4 @@
-// What a rank's sirtakirun and the user's tell each other. Pure.
+// A rank's sirtakirun and the user's tell each other messages. Pure.
 //
 //   frame   := length (4 bytes, lowest first), then as many bytes: a message
 //   message := 0 rank size local_rank host port        hello: the rank is there

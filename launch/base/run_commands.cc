@@ -78,7 +78,7 @@ class Runner {
 
   void CheckEnd(Running* one) const {
     if (const auto end = one->child.Ended()) {
-      // What it has left running may hold the pipes open, as ssh does that serves later calls.
+      // Programs that it has left may hold the pipes open, as ssh does that serves later calls.
       for (const Stream stream : kStreams) {
         while (one->Take(stream)) continue;
       }

@@ -1,4 +1,4 @@
-// What --check-build prints: what was built in, and what is found when it runs.
+// --check-build prints this: what was built in, and what is found when it runs.
 #pragma once
 
 #include <string>

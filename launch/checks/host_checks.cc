@@ -34,7 +34,7 @@ std::string ByHand(const HostWish& wish, const std::string& host) {
   return Joined(QuotedWords(std::move(words)), " ");
 }
 
-// What ssh prints, what it means, and what helps; "%" stands for the command by hand.
+// A sign is what ssh prints, what it means, and what helps; "%" stands for the command by hand.
 struct Sign {
   std::string_view text;
   std::string_view cause;

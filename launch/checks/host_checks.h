@@ -15,7 +15,7 @@
 
 namespace sirtaki::launch {
 
-// What hosts are asked, and what they must answer.
+// A wish is what hosts are asked, and what they must answer.
 struct HostWish {
   LaunchOptions options;
   Launcher launcher;
@@ -32,8 +32,8 @@ HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string&
 // The command that asks the host.
 std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host);
 
-// What came of it. None if ranks can start there, else cause and cure; `here` is this machine's
-// report.
+// Judges what came of it. None if ranks can start there, else cause and cure; `here` is this
+// machine's report.
 std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& host,
                                      const HostReport& here, const CommandOutcome& outcome);
 

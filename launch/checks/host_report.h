@@ -1,4 +1,4 @@
-// What sirtakirun says of the host that it runs on, when another host asks before a start.
+// A report tells of the host that sirtakirun runs on, when another host asks before a start.
 #pragma once
 
 #include <optional>
@@ -31,8 +31,8 @@ HostReport LookAtHost(const std::string& folder, const std::string& launcher,
 // where it is.
 std::string FindProgram(const std::string& program, const core::EnvironmentView& env,
                         std::string* path);
-// What somebody may have meant who named a program that cannot be started: "; did you mean ./u?"
-// for a `u` that stands in the current folder. Empty if nothing is there.
+// Guesses what somebody may have meant who named a program that cannot be started: "; did you mean
+// ./u?" for a `u` that stands in the current folder. Empty if nothing is there.
 std::string MeantProgram(const std::string& program);
 
 // The report as lines, and back: lines of others, as a login may print them, are passed over. None

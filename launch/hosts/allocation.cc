@@ -97,7 +97,7 @@ Status FromSlurm(const core::EnvironmentView& env, Allocation* out) {
   Status status = ExpandNodeList(*nodes, nodes_name, &names);
   if (!status.ok()) return status;
   std::vector<int> slots(names.size(), 1);
-  // What the user asked for, else the processors.
+  // The slots are what the user asked for, else the processors.
   for (const char* name : {"SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"}) {
     const auto counts = env.Find(name);
     if (!counts) continue;

@@ -17,16 +17,16 @@
 namespace sirtaki::launch {
 namespace {
 
-// What PMIx ends a process with whose server is gone.
+// PMIx ends a process with this code if its server is gone.
 constexpr int kOrphanOfPmix = 195;
-// What Python ends with after an exception that nobody has caught.
+// Python ends with this code after an exception that nobody has caught.
 constexpr int kUncaughtOfPython = 1;
 
 std::string WhoIs(int rank, const std::string& host) {
   return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
 }
 
-// What such an end often means.
+// The hint is what such an end often means.
 std::string Hint(int signal) {
   switch (signal) {
     case SIGKILL:
@@ -53,8 +53,8 @@ bool IsAboutAnother(int rank, const std::deque<std::string>& last_lines) {
   });
 }
 
-// What libstdc++ says before it aborts a program for an exception that nobody has caught: its type,
-// and its text, of which it removes the first line. Empty if there is no such thing.
+// Takes what libstdc++ says before it aborts a program for an exception that nobody has caught: its
+// type, and its text, of which this removes the first line. Empty if there is no such thing.
 std::string TakeThrown(std::deque<std::string>* lines) {
   constexpr std::string_view kBegin = "terminate called after throwing an instance of '";
   constexpr std::string_view kText = "  what():  ";
@@ -218,7 +218,7 @@ std::string FailureText(const Failure& failure) {
   const bool is_said = failure.text.find(failure.fault) != std::string::npos;
   if (!failure.fault.empty() && !is_said) text = "sirtakirun: first fault: " + failure.fault + "\n";
   text += "sirtakirun: " + failure.text + "\n";
-  // What follows from a fault that is told has nothing to add.
+  // A failure that follows from a fault that is told has nothing to add.
   if (failure.last_lines.empty() || (failure.follows && !failure.fault.empty())) return text;
   text += "sirtakirun: its last lines on standard error:\n";
   for (const std::string& line : failure.last_lines) text += "sirtakirun:   " + line + "\n";

@@ -111,7 +111,7 @@ class Job {
     std::optional<Failure>& failure = verdict_.failure;
     if (!course_.signalled() && !course_.told_launcher() &&
         launcher_end_->kind == EndKind::kSignalled && launcher_end_->value == SIGKILL) {
-      // What became of the ranks follows from that.
+      // The end of the ranks follows from that.
       failure = JudgeKilledLauncher(launcher, *launcher_end_);
     }
     const bool told = failure.has_value();
@@ -145,7 +145,7 @@ class Job {
     return Status::Ok();
   }
 
-  // What follows from what has happened, and from time.
+  // Does what follows from what has happened, and from time.
   void Settle() {
     const TimePoint now = Clock::now();
     for (Due due; (due = course_.TakeDue(now)) != Due::kNothing;) Do(due);

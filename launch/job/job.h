@@ -11,8 +11,8 @@
 namespace sirtaki::launch {
 
 struct JobResult {
-  // What sirtakirun exits with: 0 if every rank ended with 0 and what they said could be written,
-  // else the code of the rank that failed first (128 and the signal that it died of).
+  // The code is what sirtakirun exits with: 0 if every rank ended with 0 and what they said could
+  // be written, else the code of the rank that failed first (128 and the signal that it died of).
   int code = 0;
   bool may_help = false;          // to start again
   std::vector<std::string> gone;  // hosts that were lost, as the plan calls them

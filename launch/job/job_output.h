@@ -1,4 +1,4 @@
-// What the ranks print, on its way to the terminal or to files.
+// The output of the ranks passes here, on its way to the terminal or to files.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ class JobOutput {
 
   void Append(int rank, Stream stream, std::string_view bytes);
   void Finish(int rank);  // it prints nothing more
-  // What the launcher prints, line by line; at its end the rest of it.
+  // Appends what the launcher prints, line by line; at its end the rest of it.
   void AppendOfLauncher(Stream stream, std::string_view bytes);
   void FinishLauncher();
   std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
@@ -41,7 +41,7 @@ class JobOutput {
   void WriteWhenReady();
   // Ranks, and how many bytes of theirs have been written since.
   std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
-  // What waits, and what comes yet, will not be written.
+  // Discards what waits, and what comes yet.
   void Discard();
   // Whether something could not be written, which was told then. Where nobody reads any more, as
   // behind `| head`, nothing has failed.

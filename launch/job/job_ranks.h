@@ -1,5 +1,5 @@
-// What sirtakirun knows of the ranks of a run, and what follows from it where none of them has told
-// of a failure. Pure.
+// These say what sirtakirun knows of the ranks of a run, and what follows from it where none of
+// them has told of a failure. Pure.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a rank that ends badly leaves: processes that it has started, and in shared memory what Open
+// A rank that ends badly leaves this: processes that it has started, and in shared memory what Open
 // MPI's launcher would remove, had it not been killed as well.
 #pragma once
 
@@ -22,7 +22,7 @@ void RemoveSegments(const std::string& folder, std::string_view prefix);
 // no way: MPICH makes each rank lead a session.
 void KillOthersOfGroup();
 
-// What children of this process leave behind belongs to it from the call on.
+// The processes that children of this one leave behind belong to it from the call on.
 void AdoptOrphans();
 // Tells those of this name to end: a launcher that is killed leaves its ssh to a host that does not
 // answer.

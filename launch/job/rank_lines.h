@@ -1,4 +1,4 @@
-// What a rank prints, line by line. Pure.
+// The output of a rank, line by line, is prefixed and remembered here. Pure.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class LinePrefixer {
   // The lines that are whole now, each behind the prefix. One that is longer than 64 KiB comes in
   // pieces.
   std::string Append(std::string_view bytes, std::string_view prefix);
-  // What is left at the end, as a line.
+  // Gives what is left at the end, as a line.
   std::string Finish(std::string_view prefix);
 
  private:

@@ -27,7 +27,7 @@ core::Status ReadSwitch(Given* given);
 // "; the nearest known is --np", or nothing; `dashes` are those that `given` begins with.
 std::string NearestFlag(const std::string& given, const std::string& dashes);
 
-// What stands for the value of flags that take words as a shell does.
+// This word stands for the value of flags that take words as a shell does.
 inline constexpr std::string_view kArguments = "ARGS";
 
 struct OptionRow {

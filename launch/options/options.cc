@@ -157,7 +157,7 @@ Status RefuseTwice(const std::vector<Given>& from_flags) {
   return Status::Ok();
 }
 
-// What cannot stand together, once all is known.
+// Refuses what cannot stand together, once all is known.
 Status Check(const LaunchOptions& options) {
   const auto both = [](const std::string& one, const std::string& other) {
     return Status(StatusCode::kInvalidArgument,

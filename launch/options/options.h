@@ -1,5 +1,5 @@
-// What sirtakirun was told: its flags, and the YAML file that they may stand in. Pure: files are
-// read through an argument.
+// The options are what sirtakirun was told: its flags, and the YAML file that they may stand in.
+// Pure: files are read through an argument.
 #pragma once
 
 #include <map>
@@ -74,7 +74,7 @@ struct LaunchOptions {
 core::Status ParseOptions(const std::vector<std::string>& args, const core::FileReader& read,
                           LaunchOptions* out);
 
-// What --help prints: the flags in groups.
+// The text is what --help prints: the flags in groups.
 std::string HelpText();
 
 }  // namespace sirtaki::launch

@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(10);
 
-// What the program prints when asked; if there is nothing, `*why`.
+// The text is what the program prints when asked; if there is nothing, `*why`.
 std::optional<std::string> VersionText(const std::string& path, std::string* why) {
   int signal = 0;
   const CommandOutcome outcome =

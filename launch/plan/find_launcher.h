@@ -20,7 +20,7 @@ core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView
 
 // The path of a program that is searched for as a shell does; empty if there is none.
 std::string FindOnPath(const std::string& name, const core::EnvironmentView& env);
-// What stands at the path, if it is a launcher. Asks it for its version, 10 s at most.
+// Finds what stands at the path, if it is a launcher. Asks it for its version, 10 s at most.
 std::optional<Launcher> AskLauncher(const std::string& path);
 
 }  // namespace sirtaki::launch

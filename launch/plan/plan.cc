@@ -97,7 +97,7 @@ Status CheckAllocation(const PlanInput& input, const Placement& placement) {
   return Status::Ok();
 }
 
-// What makes the launcher use another program than ssh; empty if nothing does.
+// Finds what makes the launcher use another program than ssh; empty if nothing does.
 std::string OtherThanSsh(const PlanInput& input) {
   for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent",
                            "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"}) {
@@ -167,7 +167,7 @@ std::vector<std::string> WithoutValues(std::vector<std::string> words) {
 
 void PlanWriter::Add(const std::vector<std::string>& words, const std::string& why) {
   if (words.empty()) return;
-  // What comes behind the launcher's words is the program's.
+  // The words behind the launcher's are the program's.
   const bool is_program = std::count(plan_.command.begin(), plan_.command.end(), kRankFlag) > 0;
   std::vector<std::string> quoted;
   for (const std::string& word : is_program ? words : WithoutValues(words)) {

@@ -1,5 +1,5 @@
-// What is started: a command line and its environment, with the reason of each choice. Pure: the
-// same input gives the same plan, and nothing is started here.
+// A plan is what is started: a command line and its environment, with the reason of each choice.
+// Pure: the same input gives the same plan, and nothing is started here.
 #pragma once
 
 #include <chrono>

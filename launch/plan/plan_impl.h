@@ -14,7 +14,7 @@ namespace sirtaki::launch {
 struct Networks {
   std::vector<std::string> interfaces;  // of this machine
   std::string subnet;                   // of all hosts, if it was found by the routes
-  // What MPI is told: names of interfaces, or a subnet; at most one of these is not empty.
+  // MPI is told these: names of interfaces, or a subnet; at most one of these is not empty.
   std::string include;
   std::string exclude;
   std::string why;

@@ -26,7 +26,7 @@ void AddBinding(PlanWriter* writer, const std::vector<std::string>& none) {
   writer->Add(given ? writer->options().binding_args : none, given ? "--binding-args" : kNoBinding);
 }
 
-// What Open MPI's versions have alike.
+// Open MPI's versions have these words alike.
 void AddOpenMpiHead(PlanWriter* writer) {
   const Placement& placement = writer->placement();
   writer->Add({"-np", std::to_string(placement.ranks)}, placement.ranks_from);
@@ -65,7 +65,7 @@ void AvoidSingleCopy(PlanWriter* writer) {
               "processes may not read each other's memory here");
 }
 
-// What mpirun itself has to know of the hosts, by parameters whose names changed with Open MPI 5.
+// Tells mpirun itself of the hosts, by parameters whose names changed with Open MPI 5.
 void AddParameters(PlanWriter* writer, const std::string& flag, const std::string& ssh,
                    const std::string& domains, const std::string& interfaces) {
   if (!writer->placement().local) writer->Add({flag, ssh, writer->SshWord()}, kForSsh);

@@ -69,7 +69,7 @@ std::string Follow(const PlanInput& input, const Placement& placement, Networks*
   return why_not;
 }
 
-// What Open MPI is to leave alone: bridges have the same addresses on many hosts, and lead to none
+// Open MPI is to leave these alone: bridges have the same addresses on many hosts, and lead to none
 // of them. Those of this machine by their networks, as other hosts may call them otherwise.
 std::string ExcludedFromMpi(const ThisMachine& machine, const std::vector<std::string>& bridges) {
   std::vector<std::string> all = {"127.0.0.0/8"};

@@ -22,8 +22,8 @@ struct RankPlace {
 // or they make no sense: names the variable.
 core::Status FindRank(const core::EnvironmentView& env, RankPlace* out);
 
-// What torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT. The last two as the environment has them, if it does.
+// The variables are what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT. The last two as the environment has them, if it does.
 std::vector<std::pair<std::string, std::string>> TorchrunVariables(
     const RankPlace& place, const std::string& master_address, int master_port,
     const core::EnvironmentView& env);

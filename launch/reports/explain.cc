@@ -50,7 +50,7 @@ std::string CrossingText(const Wait& a, const Wait& b) {
          call(b) + ", and each side waits for the other's.";
 }
 
-// What a rank does, or did when it wrote its record, that others wait for.
+// Says what a rank does, or did when it wrote its record, that others wait for.
 std::string DoingText(const FlightRecord& record, const Wait& wait) {
   std::string text = "rank " + std::to_string(record.rank) + " on " + record.host;
   const std::string there = wait.of_shutdown ? "" : " there";
@@ -223,7 +223,7 @@ std::string FaultText(const Records& records) {
   return "The group failed: " + core::Escaped(most->first) + "\n";
 }
 
-// What the texts here have of a record; those of events and faults are escaped where they are used.
+// Escapes what texts here have of a record; events and faults are escaped where they are used.
 void Escape(FlightRecord* record) {
   const auto escape = [](std::string* text) { *text = core::Escaped(*text); };
   escape(&record->host);

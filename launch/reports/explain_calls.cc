@@ -96,7 +96,7 @@ Calls::Answer Calls::HasMade(const FlightRecord::Pending& call, const Calls& oth
   return all_there ? Answer::kMade : ByNumber(call);
 }
 
-// What is known without the batches: ranks mostly make their calls in the same order.
+// Answers by what is known without the batches: ranks mostly make their calls in the same order.
 Calls::Answer Calls::ByNumber(const FlightRecord::Pending& call) const {
   const Set& set = Find(call.set);
   if (const auto uses = set.uses.find(AsInEvents(call.key)); uses != set.uses.end()) {

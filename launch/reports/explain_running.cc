@@ -30,7 +30,7 @@ std::string WithoutCall(std::string what) {
   return what;
 }
 
-// What a rank's lanes have begun, as events name it, with the time.
+// Begun holds what a rank's lanes have begun, as events name it, with the time.
 class Begun {
  public:
   explicit Begun(const FlightRecord& record) {
