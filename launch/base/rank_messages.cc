@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/byte_codec.h"
-#include "launch/base/max_ranks.h"
 
 namespace sirtaki::launch {
 

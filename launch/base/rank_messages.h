@@ -27,6 +27,8 @@
 
 namespace sirtaki::launch {
 
+inline constexpr int kMaxRanks = 1 << 20;  // of a job, by its options too
+
 enum class Stream : std::uint8_t { kOutput, kError };
 inline constexpr std::array<Stream, 2> kStreams = {Stream::kOutput, Stream::kError};
 

@@ -8,7 +8,7 @@
 #include "core/base/spelling.h"
 #include "core/base/text.h"
 #include "core/config/config_table.h"
-#include "launch/base/max_ranks.h"
+#include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 
 namespace sirtaki::launch {

@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "core/base/text.h"
-#include "launch/base/max_ranks.h"
+#include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/hosts/allocation.h"
 
