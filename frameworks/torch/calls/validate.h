@@ -1,4 +1,4 @@
-// What one rank can see to be wrong in a request, whatever the others ask for.
+// One rank can see these faults of a call, whatever the others ask for.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace sirtaki::detail {
 
-// What a signature does not tell of this rank's own tensor.
+// This rank's own tensor, as far as its signature does not tell of it.
 struct OwnTensor {
   int rank = -1;       // this one, of the world
   int dimensions = 1;  // as the caller passed it: rows of shape {} are of a number or of a vector
-  std::int64_t rows = -1;  // its first dimension; -1: nothing that depends on it is looked at
+  std::int64_t rows = 0;                      // its first dimension; 0 as well if it has none
   std::span<const std::int64_t> splits = {};  // of all-to-all and scatter; empty: none were given
 };
 
-// Why the signature of one tensor (or of a barrier) is wrong, as a text for
-// its Request::invalid; empty if it is right.
+// Returns why the signature of one tensor is wrong, as a text for its Request::invalid; empty if it is
+// right. FillIn makes signatures that say only what their kind has: no root, factor, wire type or
+// splits of another.
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own);
 
