@@ -56,8 +56,8 @@ std::vector<std::string> Split(const std::string& text) {
                            origin));
 }
 
-}  // namespace
-
+// Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
+// their order. `name` must be free.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
                                        const SessionSet& set, std::chrono::milliseconds timeout) {
   at::Tensor digest = at::empty({1, 2}, at::kLong);
@@ -85,6 +85,8 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   }
   return texts;
 }
+
+}  // namespace
 
 void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set) {
   AgreeOnList(what, {}, error, set);

@@ -1,5 +1,5 @@
-// Finding out whether all ranks have the same before anything is built on it. Collective. `timeout`:
-// of each call that is made for it; 0: none.
+// Finding out whether all ranks have the same before anything is built on it. Collective; costs one
+// small all-gather when they have. `timeout`: of each call that is made for it; 0: none.
 #pragma once
 
 #include <chrono>
@@ -9,12 +9,6 @@
 #include "frameworks/torch/session/session_set.h"
 
 namespace sirtaki::detail {
-
-// Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
-// their order. Costs one small all-gather when they are equal. `name` must be free.
-std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
-                                       const SessionSet& set,
-                                       std::chrono::milliseconds timeout = {});
 
 // Throws on every rank if any rank has an error, with the first rank's text.
 void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set);

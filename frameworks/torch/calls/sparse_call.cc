@@ -16,10 +16,10 @@
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/calls/call_memory.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/pending_tensor.h"
-#include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/set_membership.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -198,12 +198,8 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
                                      bool will_wait, const std::shared_ptr<SessionState>& session,
                                      std::uint32_t round) {
   at::NoGradGuard no_grad;
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
+  TensorCall call = CallOf(core::OpKind::kAllGather, options, Form::kNew);
   call.grouped = true;
-  call.name = options.name();
-  call.process_set = options.process_set();
-  call.timeout = options.timeout();
   call.will_wait = will_wait;
   call.round = round;
   call.invalid = WhyInvalid(tensor, options);
