@@ -14,11 +14,6 @@ namespace {
 
 using core::trace::Metric;
 
-session::SessionObservability& Of(detail::SessionState& state) {
-  if (state.gone()) detail::ThrowIfError(state.Check());
-  return state.session().observation();
-}
-
 MetricValues ValuesOf(const core::trace::Metrics& of) {
   const auto seconds = [&of](Metric id) {
     return std::chrono::duration<double>(of.Time(id)).count();
@@ -64,28 +59,24 @@ void MarkSpan(const std::string& text, const std::shared_ptr<detail::SessionStat
 }  // namespace
 
 Metrics metrics() {
-  const auto state = detail::CurrentSession();
-  session::SessionObservability& observation = Of(*state);
+  const auto state = detail::AliveSession();
+  session::SessionObservability& observation = state->session().observation();
   return {ValuesOf(observation.observer()->metrics.Read()),
           ValuesOf(observation.steps().LastStep())};
 }
 
 void start_timeline(const std::string& path) {
-  const auto state = detail::CurrentSession();
-  session::SessionObservability& observation = Of(*state);
+  const auto state = detail::AliveSession();
   if (path.empty()) {
     detail::ThrowStatus(
         core::Status(core::StatusCode::kInvalidArgument, "start_timeline(): the path is empty"));
   }
-  const core::Status status = observation.StartTimeline(path);
+  const core::Status status = state->session().observation().StartTimeline(path);
   if (status.code() == core::StatusCode::kBackend) throw std::runtime_error(status.message());
   detail::ThrowIfError(status);
 }
 
-void stop_timeline() {
-  const auto state = detail::CurrentSession();
-  Of(*state).StopTimeline();
-}
+void stop_timeline() { detail::AliveSession()->session().observation().StopTimeline(); }
 
 void mark(const std::string& text) noexcept {
   const core::TimePoint now = core::Clock::now();

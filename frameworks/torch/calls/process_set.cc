@@ -14,38 +14,35 @@
 namespace sirtaki {
 namespace {
 
+using detail::AliveSession;
+using detail::CallMembers;
 using detail::SessionState;
 using detail::SetMembership;
 
-std::shared_ptr<const SetMembership> World(const std::shared_ptr<SessionState>& state) {
-  const auto& topology = state->topology();
-  auto membership = std::make_shared<SetMembership>();
-  membership->ranks = core::RankRanges::Span(0, topology.size - 1);
-  membership->rank = topology.rank;
-  membership->session = state;
-  return membership;
+CallMembers AllRanks(const SessionState& state) {
+  const auto& topology = state.topology();
+  return {core::kWorldSet, core::RankRanges::Span(0, topology.size - 1), topology.rank};
+}
+
+ProcessSet Made(CallMembers members, const std::shared_ptr<SessionState>& state) {
+  return ProcessSet(
+      std::make_shared<const SetMembership>(SetMembership{std::move(members), state}));
 }
 
 ProcessSet Existing(core::SetNumber number, const std::shared_ptr<SessionState>& state) {
-  auto membership = std::make_shared<SetMembership>(*World(state));
-  membership->number = number;
-  if (auto ranks = state->session().MembersOf(number)) membership->ranks = *std::move(ranks);
-  return ProcessSet(std::move(membership));
+  CallMembers members = AllRanks(*state);
+  members.set = number;
+  if (auto ranks = state->session().MembersOf(number)) members.ranks = *std::move(ranks);
+  return Made(std::move(members), state);
 }
 
-std::shared_ptr<SessionState> AliveSession() {
-  auto state = detail::CurrentSession();
-  if (state->gone()) detail::ThrowIfError(state->Check());
-  return state;
+// The set's own members, or all ranks of the session.
+CallMembers MembersOfAny(const ProcessSet& set) {
+  return set.membership() ? set.membership()->members : AllRanks(*AliveSession());
 }
 
-// The membership itself, or what all ranks of the session are.
-std::shared_ptr<const SetMembership> MembershipOf(const ProcessSet& set) {
-  return set.membership() ? set.membership() : World(AliveSession());
-}
-
-std::string DescribeSet(const SetMembership& set) {
-  return "process set " + std::to_string(set.number) + " of " + core::RanksText(set.ranks);
+std::string DescribeSet(const CallMembers& set) {
+  return "process set " + std::to_string(set.set) + " of " + core::RanksText(set.ranks);
 }
 
 [[noreturn]] void RefuseSet(const std::string& text) {
@@ -54,26 +51,21 @@ std::string DescribeSet(const SetMembership& set) {
 
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;
-  RefuseSet(DescribeSet(set) + " was made before shutdown() and ended there; make it again");
+  RefuseSet(DescribeSet(set.members) +
+            " was made before shutdown() and ended there; make it again");
 }
 
-core::TimePoint DeadlineOf(const ProcessSetOptions& options) {
-  if (options.timeout().count() < 0) RefuseSet(detail::NegativeTimeoutText(options.timeout()));
-  return detail::DeadlineAfter(options.timeout());
+core::RankRanges RangesOf(const std::vector<int>& ranks) {
+  core::RankRanges ranges;
+  for (const int rank : ranks) ranges.Add(rank);
+  return ranges;
 }
 
 ProcessSet Add(const std::vector<int>& ranks, core::TimePoint deadline,
                const std::shared_ptr<SessionState>& state) {
-  core::RankRanges members;
-  for (const int rank : ranks) members.Add(rank);
-  core::SetNumber number = core::kWorldSet;
-  detail::ThrowIfError(state->session().AddSet(members, deadline, &number));
-  auto membership = std::make_shared<SetMembership>();
-  membership->number = number;
-  membership->ranks = std::move(members);
-  membership->rank = state->topology().rank;
-  membership->session = state;
-  return ProcessSet(std::move(membership));
+  CallMembers members{core::kWorldSet, RangesOf(ranks), state->topology().rank};
+  detail::ThrowIfError(state->session().AddSet(members.ranks, deadline, &members.set));
+  return Made(std::move(members), state);
 }
 
 }  // namespace
@@ -81,35 +73,22 @@ ProcessSet Add(const std::vector<int>& ranks, core::TimePoint deadline,
 namespace detail {
 
 CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>& session) {
-  CallMembers members;
-  members.rank = session->topology().rank;
-  if (!set.membership() || set.membership()->number == core::kWorldSet) {
-    if (set.membership()) CheckOwner(*set.membership(), session);
-    members.ranks = core::RankRanges::Span(0, session->topology().size - 1);
-    return members;
-  }
-  const SetMembership& membership = *set.membership();
-  CheckOwner(membership, session);
-  if (!session->session().MembersOf(membership.number)) {
-    RefuseSet(DescribeSet(membership) + " was removed");
-  }
-  if (!membership.ranks.Contains(members.rank)) {
-    RefuseSet("rank " + std::to_string(members.rank) + " is not in " + DescribeSet(membership) +
+  if (!set.membership()) return AllRanks(*session);
+  CheckOwner(*set.membership(), session);
+  const CallMembers& members = set.membership()->members;
+  if (members.set == core::kWorldSet) return members;
+  if (!session->session().MembersOf(members.set)) RefuseSet(DescribeSet(members) + " was removed");
+  if (!members.ranks.Contains(members.rank)) {
+    RefuseSet("rank " + std::to_string(members.rank) + " is not in " + DescribeSet(members) +
               ": only its ranks may call its operations");
   }
-  members.set = membership.number;
-  members.ranks = membership.ranks;
   return members;
 }
 
 void AddInitialSets(const std::vector<std::vector<int>>& sets, std::chrono::milliseconds timeout,
                     const std::shared_ptr<SessionState>& session) {
   std::vector<std::string> texts;
-  for (const std::vector<int>& ranks : sets) {
-    core::RankRanges members;
-    for (const int rank : ranks) members.Add(rank);
-    texts.push_back(core::RanksText(members));
-  }
+  for (const std::vector<int>& ranks : sets) texts.push_back(core::RanksText(RangesOf(ranks)));
   AgreeOnList("the process sets of init()", texts, "", session, timeout);
   std::vector<ProcessSet> made;
   for (const std::vector<int>& ranks : sets) {
@@ -121,32 +100,33 @@ void AddInitialSets(const std::vector<std::vector<int>>& sets, std::chrono::mill
 }  // namespace detail
 
 std::uint32_t ProcessSet::id() const noexcept {
-  return membership_ ? membership_->number : core::kWorldSet;
+  return membership_ ? membership_->members.set : core::kWorldSet;
 }
 
-int ProcessSet::rank() const {
-  const auto set = MembershipOf(*this);
-  return static_cast<int>(set->ranks.IndexOf(set->rank));
-}
+int ProcessSet::rank() const { return static_cast<int>(MembersOfAny(*this).index()); }
 
-int ProcessSet::size() const { return static_cast<int>(MembershipOf(*this)->ranks.Count()); }
+int ProcessSet::size() const { return static_cast<int>(MembersOfAny(*this).size()); }
 
-std::vector<int> ProcessSet::ranks() const { return MembershipOf(*this)->ranks.ToVector(); }
+std::vector<int> ProcessSet::ranks() const { return MembersOfAny(*this).ranks.ToVector(); }
 
 bool ProcessSet::included() const { return rank() >= 0; }
 
 ProcessSet add_process_set(const std::vector<int>& ranks, const ProcessSetOptions& options) {
   const auto state = AliveSession();
-  return Add(ranks, DeadlineOf(options), state);
+  return Add(ranks, detail::DeadlineOf(options.timeout()), state);
 }
 
 void remove_process_set(const ProcessSet& process_set, const ProcessSetOptions& options) {
   const auto state = AliveSession();
   if (process_set.membership()) CheckOwner(*process_set.membership(), state);
-  detail::ThrowIfError(state->session().RemoveSet(process_set.id(), DeadlineOf(options)));
+  detail::ThrowIfError(
+      state->session().RemoveSet(process_set.id(), detail::DeadlineOf(options.timeout())));
 }
 
-ProcessSet world_process_set() { return ProcessSet(World(AliveSession())); }
+ProcessSet world_process_set() {
+  const auto state = AliveSession();
+  return Made(AllRanks(*state), state);
+}
 
 ProcessSet local_process_set() {
   const auto state = AliveSession();

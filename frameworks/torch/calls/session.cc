@@ -141,24 +141,12 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
 // After the end of the session too the process knows who it was; before init nobody does.
 template <class Value>
 Value OfTopology(Value session::Topology::*member) {
-  const auto state = detail::CurrentSession();
-  if (state->gone()) detail::ThrowIfError(state->Check());
-  return state->topology().*member;
+  return detail::AliveSession()->topology().*member;
 }
 
 }  // namespace
 
 namespace detail {
-namespace {
-
-core::TimePoint MpiDeadline(std::chrono::milliseconds timeout) {
-  if (timeout.count() < 0) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
-  }
-  return DeadlineAfter(timeout);
-}
-
-}  // namespace
 
 // Declared in sirtaki/mpi.h, which only programs that have <mpi.h> include.
 SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
@@ -171,19 +159,19 @@ SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::millisecond
   ThrowIfError(state->Check());
   const CallMembers members = MembersOf(set, state);
   int handle = 0;
-  ThrowIfError(state->session().MakeCommunicator(members.set, MpiDeadline(timeout), &handle));
+  ThrowIfError(state->session().MakeCommunicator(members.set, DeadlineOf(timeout), &handle));
   return handle;
 }
 
 SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout) {
   const auto state = CurrentSession();
   ThrowIfError(state->Check());
-  ThrowIfError(state->session().PauseMedium(MpiDeadline(timeout)));
+  ThrowIfError(state->session().PauseMedium(DeadlineOf(timeout)));
 }
 
 SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout) {
   const auto state = CurrentSession();
-  ThrowIfError(state->session().ResumeMedium(MpiDeadline(timeout)));
+  ThrowIfError(state->session().ResumeMedium(DeadlineOf(timeout)));
 }
 
 SIRTAKI_API void* LockMpi() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
@@ -204,6 +192,12 @@ std::shared_ptr<SessionState> StateOf(std::shared_ptr<SessionState> given) {
   ThrowStatus(core::Status(
       core::StatusCode::kNotInitialized,
       own.was_shut_down ? "called after sirtaki::shutdown()" : "call sirtaki::init() first"));
+}
+
+std::shared_ptr<SessionState> AliveSession() {
+  auto state = CurrentSession();
+  if (state->gone()) ThrowIfError(state->Check());
+  return state;
 }
 
 }  // namespace detail

@@ -214,6 +214,13 @@ core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {
   return core::Clock::now() + timeout;
 }
 
+core::TimePoint DeadlineOf(std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
+  }
+  return DeadlineAfter(timeout);
+}
+
 std::string NegativeTimeoutText(std::chrono::milliseconds timeout) {
   return "the timeout is negative: " + core::DurationText(timeout);
 }

@@ -79,6 +79,8 @@ std::string DescribeCall(core::OpKind kind, const std::string& name);
 // Returns when a call that begins now and has this time-out, which is not negative, is too late; 0
 // and very long ones: never.
 core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout);
+// Returns the same for a time-out that may be negative, and then throws InvalidArgument.
+core::TimePoint DeadlineOf(std::chrono::milliseconds timeout);
 std::string NegativeTimeoutText(std::chrono::milliseconds timeout);
 
 }  // namespace sirtaki::detail

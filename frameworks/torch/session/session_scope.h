@@ -33,4 +33,7 @@ std::shared_ptr<SessionState> StateOf(std::shared_ptr<SessionState> given);
 // Returns the session that this thread's calls belong to. Throws NotInitialized if there is none.
 inline std::shared_ptr<SessionState> CurrentSession() { return StateOf(SessionScope::Given()); }
 
+// Returns the same. Throws also if it was shut down, or in a forked child; not after a fault.
+std::shared_ptr<SessionState> AliveSession();
+
 }  // namespace sirtaki::detail

@@ -1,4 +1,4 @@
-// What a public ProcessSet refers to.
+// The ranks of a process set in LibTorch's part, and the reference to them that a public ProcessSet is.
 #pragma once
 
 #include <chrono>
@@ -13,13 +13,6 @@
 
 namespace sirtaki::detail {
 
-struct SetMembership {
-  core::SetNumber number = core::kWorldSet;
-  core::RankRanges ranks;
-  int rank = 0;  // of this process, in the job
-  std::weak_ptr<SessionState> session;
-};
-
 // CallMembers are the ranks that take part in a call.
 struct CallMembers {
   core::SetNumber set = core::kWorldSet;
@@ -28,6 +21,12 @@ struct CallMembers {
 
   std::int64_t size() const { return ranks.Count(); }
   std::int64_t index() const { return ranks.IndexOf(rank); }
+};
+
+// A public ProcessSet refers to a membership.
+struct SetMembership {
+  CallMembers members;
+  std::weak_ptr<SessionState> session;
 };
 
 // Throws InvalidArgument if the set is gone, of another session, or without this process.
