@@ -248,7 +248,7 @@ HWY_EXPORT(FindMembers);
 // (bytes that are 0 or 1) and what works on bits as bytes.
 struct Words {
   Words(core::ReduceOp wanted, core::DType type, std::int64_t elements)
-      : op(wanted == core::ReduceOp::kAverage ? core::ReduceOp::kSum : wanted),
+      : op(Combining(wanted)),
         dtype(core::PartType(type)),
         count(static_cast<std::size_t>(elements)) {
     if (dtype != type) count *= 2;
@@ -277,7 +277,6 @@ void ReduceInBlocks(core::ReduceOp op, core::DType dtype, std::span<const void* 
   std::int64_t sum[kBlock];
   std::int64_t addend[kBlock];
   const core::DType wide = fusion::AccumulationType(dtype, op);
-  const core::ReduceOp combining = op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
   const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
   for (std::int64_t i = 0; i < count; i += kBlock) {
     const std::int64_t n = count - i < kBlock ? count - i : kBlock;
@@ -285,7 +284,7 @@ void ReduceInBlocks(core::ReduceOp op, core::DType dtype, std::span<const void* 
     for (const void* const input : inputs) {
       fusion::Convert(dtype, static_cast<const std::byte*>(input) + i * element, wide, to, n,
                       before);
-      if (to == addend) ReduceInto(combining, wide, sum, addend, n);
+      if (to == addend) ReduceInto(Combining(op), wide, sum, addend, n);
       to = addend;
     }
     for (void* const output : outputs) {

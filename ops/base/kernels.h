@@ -9,6 +9,11 @@
 
 namespace sirtaki::ops {
 
+// The operation that combines: an average is a sum that is divided afterwards.
+inline core::ReduceOp Combining(core::ReduceOp op) {
+  return op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
+}
+
 // Whether two vectors of this type are combined as they are: the reductions that core::IsDefined
 // names, but for average and Adasum, of u8 i8 i16 i32 i64 f32 f64 and bool. Half types are widened
 // first; complex numbers are summed as pairs of their parts.

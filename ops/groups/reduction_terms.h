@@ -22,11 +22,6 @@ Elements ElementsOf(const core::Signature& signature);
 // What adds nothing to a reduction, as an element of the type.
 fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
 
-// The operation that combines: an average is a sum that is divided afterwards.
-inline core::ReduceOp Combining(core::ReduceOp op) {
-  return op == core::ReduceOp::kAverage ? core::ReduceOp::kSum : op;
-}
-
 // KeepsResult says whether the result is this rank's: that of a reduce is the root's alone.
 inline bool KeepsResult(const GroupTask& task) {
   return task.signature().kind != core::OpKind::kReduce || task.rank == task.signature().root;
