@@ -2,7 +2,6 @@
 // how long it was packed, moved and unpacked, and when, if detail is wanted.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 

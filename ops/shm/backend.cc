@@ -4,7 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "ops/base/bytes.h"
 #include "ops/base/finished.h"
 #include "ops/base/kernels.h"
 #include "ops/shm/operations.h"

@@ -15,7 +15,6 @@
 #include <memory>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "core/base/thread_annotations.h"
 #include "ops/base/backend.h"

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/base/byte_codec.h"
-#include "core/base/check.h"
 
 namespace sirtaki::ops::shm {
 

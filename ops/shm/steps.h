@@ -3,7 +3,6 @@
 #pragma once
 
 #include <coroutine>
-#include <new>
 #include <utility>
 
 #include "core/base/status.h"

@@ -1,7 +1,6 @@
 // The forms in which each collective comes: blocking or asynchronous, of one tensor or a group.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 

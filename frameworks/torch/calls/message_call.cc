@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "core/base/text.h"
 #include "frameworks/torch/calls/call_memory.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/pending_tensor.h"

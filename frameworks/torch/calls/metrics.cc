@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <cmath>
-#include <initializer_list>
 #include <sstream>
 #include <utility>
 

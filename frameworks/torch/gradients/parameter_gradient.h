@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "core/base/rank_ranges.h"
