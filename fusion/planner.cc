@@ -79,8 +79,8 @@ class OpenGroups {
   }
 
  private:
-  std::optional<std::pair<GroupClass, std::size_t>>
-      last_;  // what others_ has of its class is older
+  // An entry that others_ has of the last one's class is older.
+  std::optional<std::pair<GroupClass, std::size_t>> last_;
   std::unordered_map<GroupClass, std::size_t, GroupClassHash> others_;
 };
 

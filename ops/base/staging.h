@@ -39,8 +39,8 @@ class StagingPool {
 
  private:
   core::MemorySource& source_;
-  std::vector<std::unique_ptr<Staging>>
-      free_;  // the last was used last, and is likely in the cache
+  // The last was used last, and is likely in the cache.
+  std::vector<std::unique_ptr<Staging>> free_;
 };
 
 }  // namespace sirtaki::ops

@@ -13,7 +13,7 @@ std::unique_ptr<GroupRun> MakeAdasumRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeBroadcastRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherIntoRun(const RunContext& context);
-std::unique_ptr<GroupRun> MakeExchangeRun(
-    const RunContext& context);  // gather, scatter, all-to-all
+// Gather, scatter, all-to-all, and all-gather while a rank has joined.
+std::unique_ptr<GroupRun> MakeExchangeRun(const RunContext& context);
 
 }  // namespace sirtaki::ops

@@ -256,8 +256,7 @@ FusedStep FusedStepOf(const Optimizer& optimizer) {
 std::string WhyNotFused(const Optimizer& optimizer) {
   if (FusedStepOf(optimizer) != nullptr) return {};
   return "LibTorch has fused operators for its Adagrad, Adam, AdamW and SGD only, and this "
-         "optimizer "
-         "is of another class: leave out the option fused";
+         "optimizer is of another class: leave out the option fused";
 }
 
 }  // namespace sirtaki::detail

@@ -41,9 +41,8 @@ std::string RoundText(std::int64_t round, bool of_module) {
   if (rounds.count(kRoundAfterThrow) != 0) {
     text +=
         ": the others had all gradients of it, and may have made a step that this rank has not "
-        "made; "
-        "broadcast_parameters() and broadcast_optimizer_state() from one of them make the ranks "
-        "equal";
+        "made; broadcast_parameters() and broadcast_optimizer_state() from one of them make the "
+        "ranks equal";
   } else if (of_module) {
     text +=
         ": all ranks call backward() equally often after a forward(), the inner ones too; let the "
@@ -52,8 +51,7 @@ std::string RoundText(std::int64_t round, bool of_module) {
     text +=
         ": a rank whose backward() reaches no parameter of the optimizer calls the optimizer's "
         "synchronize() right after it, before anything else, and no_sync() is alike on all ranks; "
-        "or "
-        "average in step(), by average_at";
+        "or average in step(), by average_at";
   } else {
     text +=
         ": all ranks call backward() equally often before step(), the inner ones too; let the "

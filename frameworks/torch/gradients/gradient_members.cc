@@ -135,11 +135,10 @@ void GradientMembers::Take(const NamedParameters& named) {
   std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
   if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
   std::vector<GradientPtr> gradients;
-  const bool active = set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward;
-  if (error.empty() && active) gradients = GradientsOf(named, &error);
+  if (error.empty() && active()) gradients = GradientsOf(named, &error);
 
   std::vector<std::string> lines = DescribeAll(named);
-  if (error.empty() && active && !rule_->alone) error = DescribePlaces(named, &lines);
+  if (error.empty() && active() && !rule_->alone) error = DescribePlaces(named, &lines);
   // Optimizers that share a parameter here have to share it everywhere.
   for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
     if (gradients[i]->key() != of_.prefix + named.names[i])

@@ -75,6 +75,8 @@ class GradientMembers {
     counts_->launched.buckets.clear();
     counts_->launched.bytes = 0;
   }
+  // Whether the reducer has anything to do with the gradients.
+  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
   int number() const { return of_.number; }
   const std::string& what() const { return of_.what; }
   const std::string& prefix() const { return of_.prefix; }

@@ -128,8 +128,8 @@ void GradientReducer::Impl::WaitABit() {
     (void)set_.session->session().Wait(*handle, core::Clock::now() + kABit);
     return;
   }
-  std::this_thread::sleep_for(kABit /
-                              10);  // what is under way has come a step further, or has no handle
+  // The average has come a step further, or has no handle.
+  std::this_thread::sleep_for(kABit / 10);
 }
 
 GradientReducer::Impl::Outcome GradientReducer::Impl::EndAverage() {

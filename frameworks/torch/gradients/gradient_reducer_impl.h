@@ -43,7 +43,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void TakeAll();
 
   void CheckSession() const;
-  bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
+  bool active() const { return members_.active(); }
   at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
   // What makes the step in the place of the optimizer's own; null without the option fused.

@@ -309,10 +309,10 @@ std::string ParameterGradient::WhyNotAveraged() const {
   if (!what_.rule->at_backward || !under_way_->present || !under_way_->found.requires_grad()) {
     return {};
   }
-  return std::string(
-      "it is differentiable itself (backward with create_graph), and its average "
-      "would lose that graph: compute it by torch::autograd::grad, or average in "
-      "step(), by average_at of DistributedOptimizer");
+  return "it is differentiable itself (backward with create_graph), and its average would lose "
+         "that "
+         "graph: compute it by torch::autograd::grad, or average in step(), by average_at of "
+         "DistributedOptimizer";
 }
 
 bool ParameterGradient::MovesSparse() const {

@@ -172,8 +172,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
                    " held an average already, and cannot be averaged again: rank " +
                    std::to_string(joined) +
                    " has joined, and brings zeros in its place. Let the passes add up in no_sync() "
-                   "or by backward_passes_per_step, or call "
-                   "zero_grad() between them");
+                   "or by backward_passes_per_step, or call zero_grad() between them");
   }
   if (now.sparse) {
     const at::Tensor sum = now.sparse->Results().front();
