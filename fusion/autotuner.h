@@ -39,7 +39,7 @@ struct AutotunerOptions {
 // The tuner is not thread-safe.
 class Autotuner {
  public:
-  // What a trial has shown.
+  // A trial is over with this result.
   struct Trial {
     std::string option;
     std::int64_t from = 0;
@@ -55,7 +55,7 @@ class Autotuner {
   // A step with values() took so long. True if values() are others now.
   bool AddStep(double seconds);
 
-  // What the next step is to run with, by option.
+  // The next step is to run with these values, by option.
   std::vector<std::int64_t> values() const;
   bool finished() const { return finished_; }
   // The trials that are over, in order.

@@ -20,7 +20,7 @@ BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work
   // The count is made less by a part of this round alone, and one is not counted yet: ours.
   if (missing_.load(std::memory_order_acquire) == 0) return Arrival::kInFlight;
   parts_[part] = std::move(work);
-  // What the others wrote before they were counted is visible to the last.
+  // The last sees what the others wrote before they were counted.
   return missing_.fetch_sub(1, std::memory_order_acq_rel) == 1 ? Arrival::kLast : Arrival::kEarly;
 }
 

@@ -37,7 +37,7 @@ class BucketAssembly {
   // are not looked at, and set where it is the whole. Once in a round, for each part.
   Arrival Put(std::size_t part, core::WorkPtr work);
 
-  // What was put. For who was told kLast.
+  // Gives the parts that were put, to whoever was told kLast.
   const std::vector<core::WorkPtr>& parts() const { return parts_; }
   // The work of the whole: absent bits of all parts, and the first invalid one's text. By who was
   // told kLast. `round`: which average of its step it is, for the signature; 0: nobody tells.

@@ -29,7 +29,7 @@ struct Piece {
   core::KeptPart* kept = nullptr;  // null: the whole result is needed
 };
 
-// What one operation moves.
+// An operation moves a window.
 struct Window {
   std::int64_t begin = 0;  // elements of the vector
   std::int64_t count = 0;
@@ -60,7 +60,7 @@ class FusedVector {
   std::int64_t count() const { return starts_.back(); }
   // The windows are in order, and together they are the vector. None if it is empty.
   const std::vector<Window>& windows() const { return windows_; }
-  // What the largest window needs, on any rank.
+  // The largest window needs this much, on any rank.
   std::int64_t staging_bytes() const { return staging_bytes_; }
 
   // The memory in which the window moves: its tensor's output if it is direct and kept, else

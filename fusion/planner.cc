@@ -9,7 +9,7 @@
 namespace sirtaki::fusion {
 namespace {
 
-// What has to be equal for two tensors to share a group.
+// The class of two tensors has to be equal for them to share a group.
 struct GroupClass {
   core::OpKind kind;
   core::ReduceOp reduction;
@@ -124,7 +124,7 @@ class Planning {
     for (std::size_t i = 0; i < batch_.items.size(); ++i) {
       const core::RunItem& item = batch_.items[i];
       if (item.absent_everywhere) continue;
-      // What shares the groups of a bucket must not depend on what else was ready.
+      // The groups of a bucket must not depend on what else was ready.
       std::optional<OpenGroups> of_bucket;
       OpenGroups* open = deterministic_ ? nullptr : &open_;
       if (item.key.form == core::Key::Form::kBucket) open = &of_bucket.emplace();

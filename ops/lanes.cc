@@ -19,7 +19,7 @@ class Lanes::Nccl {
  public:
   explicit Nccl(std::function<Status(nccl::Library*)> load) : load_(std::move(load)) {}
 
-  // What this rank says before communicators are made. `first`: it makes the id.
+  // This rank says this before communicators are made. `first`: it makes the id.
   nccl::Introduction Introduce(bool first) SIRTAKI_EXCLUDES(mutex_) {
     core::MutexLock lock(mutex_);
     if (!status_) {

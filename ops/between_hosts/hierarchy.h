@@ -3,7 +3,7 @@
 // So a host's ranks use its network together, and each element crosses it once each way, however many
 // ranks there are; in a reduce-scatter and an all-gather one way.
 //
-// What crosses goes through the medium's own backend: the carriers of a slice, one on each host,
+// A slice crosses by the medium's own backend: the carriers of a slice, one on each host,
 // are a process set there.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the members of a process set that are on one host share when they reduce together before
+// The members of a process set that are on one host share a stage to reduce together before
 // anything crosses to other hosts: their chunks, and how far each of them has come.
 #pragma once
 

@@ -178,7 +178,7 @@ class AdasumRun : public GroupRun {
     }
     slices_.Clear();
     if (takes_part()) {
-      // What the partner kept of what both held.
+      // The partner kept these of what both held.
       const Segment& held = held_.back();
       const Segment others = lower() ? Segment{kept_.begin + kept_.count, held.count - kept_.count}
                                      : Segment{held.begin, held.count - kept_.count};

@@ -13,7 +13,7 @@ namespace sirtaki::ops {
 // chunk, but with many members no less than is worth a message.
 std::int64_t WindowBytes(std::int64_t chunk_bytes, std::int64_t members);
 
-// What is given to and taken from the others in one Exchange. Keeps its memory from one to the
+// These slices are given to and taken from the others in one Exchange. Memory is kept for the
 // next.
 class Slices {
  public:

@@ -10,7 +10,7 @@ namespace {
 
 using core::StatusCode;
 
-// What all members have reached is decided before it gets here: a barrier has nothing left to do.
+// A barrier has nothing left to do here: that all members have reached it is decided before.
 class BarrierRun : public GroupRun {
  public:
   explicit BarrierRun(const RunContext& context) : GroupRun(context) {}

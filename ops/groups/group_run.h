@@ -26,7 +26,7 @@ enum class Progress : std::uint8_t {
   kOver,     // the outputs are written, or status() says what failed
 };
 
-// What every run is made from. The task's backends, `staging` and `stop` must outlive it.
+// Every run is made from a context. The task's backends, `staging` and `stop` must outlive it.
 struct RunContext {
   GroupTaskPtr task;
   Staging& staging;

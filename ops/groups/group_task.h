@@ -22,7 +22,7 @@ struct GroupItem {
 
 // Shared by who runs it and who reports or fails it; never changed once it is queued.
 struct GroupTask {
-  // What waits for the group, as a whole or with others.
+  // A call waits for the group, for this one alone or for others as well.
   struct Call {
     core::Key key;
     core::HandlePtr handle;  // null: this rank has joined
@@ -44,7 +44,7 @@ struct GroupTask {
   std::uint64_t number = 0;  // it is the n-th group of its lanes on this rank, from 1
   bool of_device = false;    // the host's part of a device's group, which counts as one
 
-  // What this rank gives to it.
+  // Returns the bytes that this rank gives to the group.
   std::int64_t InputBytes() const;
   const core::Signature& signature() const { return *items.front().signature; }
   const core::Key& key() const { return calls.front().key; }

@@ -1,4 +1,4 @@
-// What is recorded of one group in its lane: that it waited for its turn, began, and was finished;
+// A trace records of one group in its lane that it waited for its turn, began, and was finished;
 // how long it was packed, moved and unpacked, and when, if detail is wanted.
 #pragma once
 
@@ -29,7 +29,7 @@ class GroupTrace {
   // A part of moving that this rank does by itself.
   void Reduce() { Move("kernels"); }
   void Pause() { Enter(kNothing, {}); }
-  // What makes its inputs was waited for.
+  // The lane has waited for what makes the group's inputs.
   void Awaited(core::TimePoint begin, core::TimePoint end);
   // It was moved by a device, since `begin`.
   void Moved(std::string_view backend, core::TimePoint begin, core::TimePoint end);

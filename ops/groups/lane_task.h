@@ -1,4 +1,4 @@
-// What the lanes queue: a group of tensors, or a process set that comes or goes.
+// The lanes queue groups of tensors, and process sets that come or go.
 #pragma once
 
 #include <memory>

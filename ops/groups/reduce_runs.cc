@@ -256,7 +256,7 @@ std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
     return std::make_unique<SegmentsReduceRun>(context, how);
   }
   const std::optional<DType> wire = WireType(*context.task);
-  // What is scaled when it is loaded would be rounded there as well.
+  // A tensor that is scaled when it is loaded would be rounded there as well.
   if (wire && context.task->channel.lane == fusion::Lane::kLarge &&
       !ScalesBeforeFilling(context.task->signature())) {
     return std::make_unique<HalfReduceRun>(context, *wire);

@@ -79,7 +79,7 @@ class ReduceScatterRun : public GroupRun {
   }
 
   bool Next() override {
-    // What the members give for this one's window, in order; behind it what is packed for others.
+    // The members' parts of this one's window come in order; behind them what is packed for others.
     auto* const parts = static_cast<std::byte*>(staging_.Reserve(
         (by_backend_ ? 1 : 2) * static_cast<std::int64_t>(shares_.size()) * window_bytes_));
     if (by_backend_) return NextByBackend(parts);
@@ -153,7 +153,7 @@ class ReduceScatterRun : public GroupRun {
     }
   }
 
-  // What the last round has brought.
+  // Reduces what the last round has brought.
   void Reduce(std::byte* parts) {
     if (task()->joined()) return;
     const fusion::FusedVector& share = shares_[own_];

@@ -19,7 +19,7 @@ struct Elements {
 };
 Elements ElementsOf(const core::Signature& signature);
 
-// What adds nothing to a reduction, as an element of the type.
+// The identity adds nothing to a reduction; it is an element of the type.
 fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype);
 
 // KeepsResult says whether the result is this rank's: that of a reduce is the root's alone.
@@ -34,7 +34,7 @@ struct Share {
 };
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 
-// What this rank gives to a reduction: null if it has joined or has no gradient this time.
+// This rank gives this to a reduction: null if it has joined or has no gradient this time.
 const void* ReducedInput(const GroupItem& item);
 
 // The tensors of a reduction, as this rank sees them.

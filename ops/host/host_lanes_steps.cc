@@ -42,7 +42,7 @@ void HostLanes::Impl::Conclude(const HostTask& task, const Status& status) {
 }
 
 void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
-  // What runs keeps its memory: the run itself refers to its task.
+  // A group that runs keeps its memory: the run itself refers to its task.
   Lane::Stop(reason, tensor, [&] {
     backend.Abort(reason);
     messages.Stop(reason);
@@ -167,12 +167,12 @@ void HostLanes::Impl::RunLargeLane() {
       // After a stop its handles are complete already.
       if (!stopped()) Conclude(*next, status);
       if (options.on_progress) options.on_progress();
-      // What they refer to is the program's: it goes before the lane may have been left.
+      // Both refer to the program's tensors, which go before the lane may have been left.
       run.reset();
       next.reset();
     });
     if (told) continue;
-    // What its handles and tensors belong to may be gone: nothing of it is destroyed.
+    // The owners of the task's handles and tensors may be gone: nothing of it is destroyed.
     KeepForever(std::make_shared<HostTask>(*next));
     KeepForever(std::move(run));
     KeepForever(std::move(staging));

@@ -74,7 +74,7 @@ class Backend final : public ops::Backend {
                                           std::int64_t bytes) override;
   std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
                                              std::int64_t bytes) override;
-  // What waits returns within a fraction of a second.
+  // Waiting operations return within a fraction of a second.
   void Abort(const core::Status& why) override;
 
  private:

@@ -1,4 +1,4 @@
-// What the channels of a rank take of its session memory, and where the others find theirs: a
+// The channels of a rank take blocks of its session memory, and the others find theirs here: a
 // directory by the numbers of the sets, then the blocks.
 #pragma once
 

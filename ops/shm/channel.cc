@@ -200,7 +200,7 @@ Status SharedChannel::Block(const Wait& wait, bool spin) {
       sleeps_at_once_ = kSleepsAtOnce;
     }
     if (now >= check) {
-      // What a peer wrote before it ended counts.
+      // A frame that a peer wrote before it ended counts.
       if (Status lost = group_.CheckPeers(); !lost.ok() && counter->Load() == seen) return lost;
       check = now + kCheckPeers;
     }

@@ -22,7 +22,7 @@ namespace sirtaki::ops::shm {
 
 class SharedChannel;
 
-// What an operation awaits.
+// A Wait says what an operation awaits.
 struct Wait {
   enum class For : std::uint8_t {
     kTurn,     // the operations before have written all their frames
@@ -115,7 +115,7 @@ class SharedChannel {
     std::byte* ring = nullptr;
   };
 
-  // What is polled rings the members' bells when it makes progress.
+  // A polled channel rings the members' bells when it makes progress.
   bool polled() const { return options_.lane == fusion::Lane::kSmall; }
   static std::uint32_t Count(std::int64_t position) {
     return static_cast<std::uint32_t>(position / kUnit);

@@ -26,7 +26,7 @@ struct Head {
 };
 static_assert(sizeof(Head) <= LocalGroup::kMailboxesBegin);
 
-// What a rank says of its memory.
+// A rank says this of its memory.
 struct Announcement {
   std::uint64_t token = 0;
   pid_t process = 0;

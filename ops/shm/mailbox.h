@@ -42,7 +42,7 @@ class MailboxWriter {
   bool corrupt() const { return corrupt_; }
   // Precondition: they fit.
   void Put(std::span<const std::byte> bytes);
-  // What was put so far is there for the reader.
+  // The bytes that were put so far are there for the reader.
   void Publish() { head_->written.store(written_, std::memory_order_release); }
   // The reader says from now on when it has made room. Look at Room once more after it.
   void AskForRoom() { head_->full.store(1, std::memory_order_seq_cst); }

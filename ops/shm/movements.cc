@@ -135,7 +135,7 @@ struct Letter {  // of one member to another
   Piece piece[kPieces];
 };
 
-// What one member gives to another, in order; `Byte` is const for what this one gives.
+// One member gives these slices to another, in order; `Byte` is const for what this one gives.
 template <typename Byte>
 class SliceQueue {
  public:

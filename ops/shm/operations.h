@@ -42,7 +42,7 @@ Steps ReduceSegments(Turn& turn, std::vector<Segment> segments, SegmentReduction
 
 // ---- movements.cc ----
 
-// What one member gives to all: `bytes` of them, which the others take at `output`.
+// A member gives `bytes` bytes to all; the others take them at `output`.
 struct Gift {
   std::int64_t bytes = 0;
   void* output = nullptr;  // null: not wanted here

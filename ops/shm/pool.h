@@ -53,7 +53,7 @@ class Pool final : public core::MemorySource,
                    public std::enable_shared_from_this<Pool>,
                    private KeptApart {
  public:
-  // What was in use within this time, or the one before, counts as lately.
+  // Memory that was in use within this time, or the one before, counts as lately.
   static constexpr std::chrono::seconds kWindow{10};
 
   // Errors: kUnsupported, with what the system said.
@@ -63,7 +63,7 @@ class Pool final : public core::MemorySource,
     options.bytes = bytes;
     return Make(options, pool);
   }
-  // What a request of so many bytes takes: at most an eighth more, or up to the next page.
+  // A request of so many bytes takes this: at most an eighth more, or up to the next page.
   static std::int64_t SizeOfBlock(std::int64_t bytes);
 
   // Aligned to a page, with whatever is in it. Null if the pool is used up, and in a forked child

@@ -23,7 +23,7 @@ struct Place {
 // So many segments are told at a time.
 constexpr std::size_t kRoundSegments = 2048;
 
-// What is not longer goes in one frame, and every member adds up all of it.
+// A vector that is not longer goes in one frame, and every member adds up all of it.
 constexpr std::int64_t kWholeBytes = std::int64_t{64} << 10;
 // A member's part of a piece of what is longer is no larger, so that it is read while it is in the
 // cache.
@@ -91,7 +91,7 @@ class Round {
 
   // This member's part of what is reduced where it lies. False: stopped.
   bool ReduceDirect() const;
-  // What this member keeps. False: stopped.
+  // Reduces what this member keeps. False: stopped.
   bool ReduceKept() const;
 
   // ---- what is staged, piece by piece ----

@@ -14,7 +14,7 @@ namespace sirtaki::detail {
 
 enum class Form { kNew, kInPlace };
 
-// What every options struct has, and the tensors.
+// Returns a call with the values that every options struct has; With adds the tensors.
 template <class Options>
 TensorCall CallOf(core::OpKind kind, const Options& options, Form form) {
   TensorCall call;

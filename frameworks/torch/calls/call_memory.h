@@ -26,7 +26,7 @@ struct Arriving {
   std::vector<std::int64_t> rows;  // from each member
 };
 
-// What a call keeps of a tensor on a GPU.
+// A call keeps this of a tensor on a GPU.
 struct OnGpu {
   std::shared_ptr<session::Gpu> gpu;
   // The work is kept until somebody has seen its end: it keeps what the operation reads.

@@ -56,7 +56,7 @@ CallResults Run(const TensorCall& call, const std::shared_ptr<SessionState>& ses
                                " is not defined here; only sum and average have one"));
 }
 
-// What a sum's gradient is multiplied by behind the call of the backward.
+// The gradient of a sum is multiplied by this factor behind the call of the backward.
 double FactorOf(const Recorded& recorded) {
   const TensorCall& call = recorded.call;
   const double factor = call.prescale * call.postscale;
@@ -184,7 +184,7 @@ struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
 
     variable_list results;
     auto next = arrived.begin();
-    // What the ranks that are not the root of a reduce have got is their own tensor.
+    // The ranks that are not the root of a reduce have got their own tensor.
     const bool keeps_own = recorded->call.kind == OpKind::kReduce && !recorded->is_root;
     for (std::size_t i = 0; i < recorded->inputs.size(); ++i) {
       const Recorded::Input& input = recorded->inputs[i];

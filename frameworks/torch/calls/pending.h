@@ -1,4 +1,4 @@
-// What public handles refer to.
+// Public handles refer to a Pending.
 #pragma once
 
 #include <ATen/core/Tensor.h>

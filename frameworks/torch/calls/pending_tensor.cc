@@ -78,7 +78,7 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall&& call,
   core::Request& request = work->request;
   CallGpus gpus;
   FillIn(call, members, *session, &request, &gpus);
-  // What is wrong from here on is for the peers to learn, and for this rank with them.
+  // The peers, and this rank with them, learn what is wrong from here on.
   const auto note = [&request](const core::Status& status) {
     if (!status.ok()) request.invalid = status.message();
   };

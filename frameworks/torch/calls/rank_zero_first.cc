@@ -9,7 +9,7 @@
 namespace sirtaki::detail {
 namespace {
 
-// What one rank's turn came to.
+// A turn of one rank, and the exception that it has thrown.
 struct Turn {
   std::exception_ptr thrown;
   std::string error;  // its text

@@ -101,7 +101,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
   std::vector<std::string> flags;
   if (start.parsed.ok()) {
-    // What is missing from `rest`, which keeps the order.
+    // The flags of ours are missing from `rest`, which keeps the order.
     auto kept = rest->begin();
     for (const std::string& arg : args) {
       if (kept != rest->end() && *kept == arg) {

@@ -27,7 +27,7 @@
 namespace sirtaki::detail {
 namespace {
 
-// What is gathered of each rank.
+// These parts are gathered of each rank.
 enum Part : std::size_t { kDescription, kIndices, kValues, kPartCount };
 
 struct SparseSum {
@@ -37,7 +37,7 @@ struct SparseSum {
   core::RankRanges members;
 };
 
-// What the ranks must agree on and no all-gather tells: it is compared by each of them.
+// Each rank compares this text of all: they must agree on it, and no all-gather tells it.
 std::string DescribeSparse(const at::Tensor& tensor, const AllreduceOptions& options) {
   std::ostringstream text;
   text.precision(17);

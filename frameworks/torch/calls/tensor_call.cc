@@ -95,7 +95,7 @@ std::string WhyGroupInvalid(const TensorCall& call) {
   return {};
 }
 
-// What the ranks must agree on. `*invalid` is set to why this rank's arguments are wrong.
+// The ranks must agree on the signature. `*invalid` is set to why this rank's arguments are wrong.
 core::SignaturePtr MakeSignature(const TensorCall& call, const CallMembers& members,
                                  SessionState& session, CallGpus* gpus, std::string* invalid) {
   *invalid = call.invalid;

@@ -1,4 +1,4 @@
-// What a caller asks for, and the request that it becomes.
+// A caller asks for a TensorCall, which becomes a request.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -67,7 +67,7 @@ namespace {
 using Order = ArenaOrders::Order;
 using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
 
-// What an arena holds: what has no other form on the way, and NCCL adds up.
+// An arena holds gradients that have no other form on the way, and that NCCL adds up.
 bool FitsArena(const core::Signature& signature) {
   return signature.device == core::DeviceKind::kCuda && !signature.wire &&
          core::IsFloating(signature.dtype);
@@ -117,7 +117,7 @@ void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::uint
   ThrowIfError(set.session->Submit(order.work, /*will_wait=*/true));
 }
 
-// What all ranks know of alike leaves the buckets as they are without.
+// An error that all ranks know of alike leaves the buckets without an arena.
 void Await(const Order& order, const SessionSet& set) {
   const core::Status status = set.session->Wait(*order.work->handle);
   order.work->handle->Observe();

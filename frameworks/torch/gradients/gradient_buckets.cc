@@ -22,7 +22,7 @@
 namespace sirtaki::detail {
 namespace {
 
-// What a rank says: that it takes part, then these of each gradient. The sums decide.
+// A rank says that it takes part, then these of each gradient. The sums decide.
 enum BucketField : std::int64_t { kPlace, kDense, kStaysOut, kBucketFieldCount };
 
 // Last comes first, as in most backward passes: an order that no thread's pace decides.

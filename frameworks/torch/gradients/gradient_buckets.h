@@ -48,7 +48,7 @@ struct HookLine {
   std::vector<std::weak_ptr<Bucket>> buckets;
 };
 
-// What a communication hook has of a bucket.
+// A communication hook has this of a bucket.
 struct BucketHook {
   // Done with the hook's result: the memory belongs to others again.
   void End(bool of_one);
@@ -91,7 +91,7 @@ struct Bucket {
   // Whether its gradients go together from now on. Not if a join has ended since it was made: ranks
   // that had joined have missed what became of it.
   bool goes_on() const { return !assembly.of_one() && !is_apart && *joins == joins_before; }
-  // What is in it ends, and nothing new goes in.
+  // Averages that are under way in the bucket end, and nothing new goes in.
   void TakeApart();
 
   fusion::BucketAssembly assembly;
@@ -162,7 +162,7 @@ class GradientBuckets {
   bool laid_out_ = false;
   bool renew_ = false;
   std::uint64_t layouts_ = 0;  // made since the last join
-  // What the ranks have seen, until it is taken.
+  // The ranks add up here what they have seen, until it is taken.
   at::Tensor told_;
   std::shared_ptr<Pending> asked_;
   // Then the arenas, while they are made.

@@ -20,7 +20,7 @@ constexpr std::uint32_t kRoundInStep = 1U << 20;
 // without the other ranks' knowing.
 constexpr std::uint32_t kRoundAfterThrow = 1U << 21;
 
-// What one rank has, after a reduction in which the ranks did not fit.
+// A form says what one rank has, after a reduction in which the ranks did not fit.
 struct GradientForm {
   bool present = false;
   std::int64_t sparse_dims = 0;  // of the gradient; 0: it is dense

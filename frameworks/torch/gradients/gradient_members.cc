@@ -146,7 +146,7 @@ void GradientMembers::Take(const NamedParameters& named) {
   }
   std::string options = "gradients by " + ToText(*rule_) + ", called " + core::Quoted(of_.prefix);
   options += of_.habits;
-  // What lies in another order has other elements in the shards.
+  // A parameter that lies in another order has other elements in its shards.
   for (std::size_t i = 0; of_.sharded && i < named.parameters.size(); ++i) {
     const at::Tensor& parameter = named.parameters[i];
     lines[i] += ", strides";

@@ -81,7 +81,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
 std::string GradientReducer::Impl::WhyNotTuned() const {
   if (set_.size() == 1) return "a job of one rank reduces no gradients";
   if (rule_->of_steps()) return "the first optimizer has op Adasum, which reduces no gradients";
-  // What is found depends on times, and would decide which gradients are reduced together.
+  // The limits that are found depend on times, and decide which gradients are reduced together.
   if (set_.session->session().config().deterministic) {
     return "with the option deterministic sizes must not depend on measured times";
   }
@@ -146,7 +146,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
   }
   Scan(optimizer);
   if (!with_closure) {
-    // What no backward() has averaged: on all ranks, or it is an error.
+    // This averages what no backward() has averaged: on all ranks, or it is an error.
     if (rule_->at_backward && untold_ != Untold::kUnheard) members_.round() = kRoundInStep;
     const Scope counted([this] { SetRound(); });
     SynchronizeUnlessDone();
@@ -215,7 +215,7 @@ at::Tensor GradientReducer::Impl::CombinedStep(LossClosure closure, const BaseSt
   try {
     loss = base_step(std::move(closure));
   } catch (...) {
-    // What half a step has changed is of no use to the others.
+    // Half a step's changes are of no use to the others.
     deltas.TakeBack();
     throw;
   }

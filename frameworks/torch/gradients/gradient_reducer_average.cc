@@ -94,7 +94,7 @@ void GradientReducer::Impl::BeginAverage() {
 bool GradientReducer::Impl::CollectEnd(bool wait) {
   if (!under_way_) return true;
   wait = wait || set_.session->gone();  // in a forked child nothing ever comes
-  // What a hook has returned may communicate and wait: it is called in the same order on all ranks.
+  // A hook's result may communicate and wait: it is called in the same order on all ranks.
   bool in_turn = true;
   std::erase_if(under_way_->outstanding, [&](const GradientPtr& member) {
     if (!member->gate().reported()) return true;  // it was in the list twice
@@ -166,7 +166,7 @@ void GradientReducer::Impl::SetRound() {
 void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
   AwaitEnds();
-  // What this rank has touched in no_sync() the others may not have.
+  // The others may not have touched in no_sync() what this rank has.
   if (synchronized_ && !held_ && !members_.AnyTouched()) return;
   CheckSession();
   EndFailed();

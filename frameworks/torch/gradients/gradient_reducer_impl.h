@@ -1,4 +1,4 @@
-// What a GradientReducer consists of. For the files that make it up only: gradient_reducer.cc has its
+// A GradientReducer consists of this, for the files that make it up only: gradient_reducer.cc has its
 // steps, gradient_reducer_average.cc what happens at the end of a backward() and in synchronize().
 #pragma once
 
@@ -46,7 +46,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool active() const { return members_.active(); }
   at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
-  // What makes the step in the place of the optimizer's own; null without the option fused.
+  // Returns what makes the step in the place of the optimizer's own; null without the option fused.
   BaseStep FusedStepFor(torch::optim::Optimizer& optimizer) const;
   void CutParameters(const torch::optim::Optimizer& optimizer);
   void BeginStep();
@@ -93,7 +93,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void StartAnew();
   void CheckParametersWhenDue();
 
-  // What came of an average: the first error, and whether a backward() has thrown on another rank.
+  // An average ends with the first error, and says whether a backward() has thrown on another rank.
   struct Outcome {
     std::exception_ptr error;
     bool threw_elsewhere = false;

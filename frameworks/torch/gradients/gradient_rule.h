@@ -27,15 +27,15 @@ struct GradientRule {
   std::int64_t check_every = 0;  // steps the parameters are compared; 0: never
   CommunicationHook hook;        // empty: the library reduces
 
-  // What steps have changed is combined; gradients stay where they are.
+  // The changes that steps have made are combined; gradients stay where they are.
   bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
-  // What was averaged, with something added to it on each rank, may be averaged again.
+  // An average with something added to it on each rank may be averaged again.
   bool may_repeat() const {
     return reduction == core::ReduceOp::kAverage && compression == Compression::None && !hook;
   }
 };
 
-// What is wrong with the options; empty if nothing is.
+// Returns what is wrong with the options; empty if nothing is.
 std::string WhyInvalid(const DistributedOptimizerOptions& options, bool of_module);
 
 // `ranks`: of the process set.

@@ -1,4 +1,4 @@
-// What GradScaler does with gradients, wherever they are.
+// GradScaler divides gradients by its scale, wherever they are.
 #pragma once
 
 #include <ATen/core/Tensor.h>

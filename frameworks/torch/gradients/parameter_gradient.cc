@@ -335,7 +335,7 @@ void ParameterGradient::Start(bool will_wait) {
   StartDense(together ? std::move(part) : nullptr, will_wait);
 }
 
-// What is wrong with it, whatever bucket it goes in; empty if nothing is.
+// Returns what is wrong with the gradient, whatever bucket it goes in; empty if nothing is.
 std::string ParameterGradient::Check(const at::Tensor& shaped) {
   const UnderWay& now = *under_way_;
   std::string invalid = now.refused.empty() ? WhyNotMovable(shaped) : now.refused;
@@ -390,7 +390,7 @@ std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
   return FindGpuOf(shaped, *set_.session, &gpu_);
 }
 
-// What does not fit makes the request of the whole bucket invalid, so that all ranks take the
+// A gradient that does not fit makes the request of the whole bucket invalid: all ranks take the
 // bucket apart.
 void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   using Arrival = fusion::BucketAssembly::Arrival;

@@ -29,7 +29,7 @@
 
 namespace sirtaki::detail {
 
-// What a rank whose backward() has thrown tells the others.
+// A rank whose backward() has thrown tells this to the others.
 constexpr const char* kBackwardThrew = "its backward() has thrown";
 // Why an average cannot be averaged again, behind the gradient's name.
 constexpr const char* kNoSecondBackward =
@@ -42,7 +42,7 @@ class OptimizerShards;
 struct Bucket;
 struct BucketPart;
 
-// What the gradients that one optimizer, or module, has made have in common.
+// The gradients that one optimizer, or module, has made have these counts in common.
 struct GradientCounts {
   fusion::GateCounts gates;
   std::atomic<std::int64_t> ready{0};  // gradients, as they become ready
@@ -51,7 +51,7 @@ struct GradientCounts {
   // Gradients that another optimizer has as well, or has had.
   std::atomic<int> shared{0};
   std::atomic<int> joined{-1};  // a rank that had joined before an average of this step; -1: none
-  // What keeps the averages; null: `.grad` does.
+  // These shards keep the averages; null: `.grad` does.
   std::shared_ptr<OptimizerShards> shards;
   // The buckets under way whose averages are to go there, in the order of their submission.
   struct Launched {
@@ -101,7 +101,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::uint64_t averages() const { return averages_; }
 
   // ---- buckets: where it goes together with others, from the next Submit on ----
-  // What this rank has seen of it in the last Submit.
+  // This rank has seen this of the gradient in the last Submit.
   struct Seen {
     std::int64_t order = -1;  // among the optimizer's gradients; -1: there was none
     bool dense = false;       // there was one, and it was no sparse one
@@ -207,7 +207,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void Deliver(const at::Tensor& average);
   void Clear();
 
-  // What is under way from Submit to Finish. It belongs to whoever reported the gate.
+  // An average is under way from Submit to Finish. It belongs to whoever reported the gate.
   struct UnderWay {
     at::Tensor found;          // what `.grad` was then, perhaps undefined
     bool present = false;      // and whether it counts: not that of a frozen parameter

@@ -107,7 +107,7 @@ void ParameterGradient::TakeShardsOfDone(const std::shared_ptr<Bucket>& launched
   }
 }
 
-// What the work has brought this rank of an average that is kept in shards, if it has.
+// Returns this rank's shard of an average, if the work has brought it.
 at::Tensor ParameterGradient::BroughtShard(const BucketPart& part) {
   return part.work->kept && part.work->kept->is_there ? part.memory().shard : at::Tensor();
 }
@@ -143,7 +143,7 @@ at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
   const BucketPartPtr part = part_;
   GradientMemory& memory = part->memory();
   if (const ops::cuda::DeviceWork* const work = part->on_gpu()) {
-    // What the lane has used, and who allocates it has to know of.
+    // The allocator has to know of the memory that the lane has used.
     const at::Tensor& used =
         part->place && part->place->Has(memory.result) ? under_way_->found : memory.result;
     const bool allocated = used.defined() && !IsSparse(used) && !LiesInArena(used);
@@ -339,7 +339,7 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   } else if (TakeForms()) {
     return go_on();
   }
-  // What one rank could not do, for want of memory or in a CUDA graph, it may do next time.
+  // A rank that had no memory, or was in a CUDA graph, may average the gradient next time.
   if (now.sparse_error || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (now.sparse_error) std::rethrow_exception(now.sparse_error);
   return status.ok() ? Collect(waits) : std::move(status);

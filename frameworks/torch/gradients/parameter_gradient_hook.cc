@@ -16,7 +16,7 @@
 
 namespace sirtaki::detail {
 
-// What the other ranks' hooks have started waits for this one's: there is no going on.
+// The other ranks' hooks have started what waits for this one's: there is no going on.
 void ParameterGradient::FailHook(const Bucket& bucket, const std::string& why) const {
   const std::string text = "the communication hook failed for " +
                            GradientsText(bucket.hook->given.parameters) + ": " + why;
@@ -33,7 +33,7 @@ at::Tensor ParameterGradient::FillBuffer(const BucketPart& part) const {
   return place.copy_(IsSparse(found) ? found.to_dense() : found);
 }
 
-// What the hook puts into the calling thread's current stream comes behind the gradients, which other
+// The hook's work in the calling thread's current stream comes behind the gradients, which other
 // streams may have made.
 void ParameterGradient::AwaitProducers(Bucket& bucket) const {
   std::vector<core::WorkPtr> works;

@@ -84,7 +84,7 @@ class NoKeptWeights {
   const bool before_ = at::autocast::is_autocast_cache_enabled();
 };
 
-// What a thread's computation depends on beside its inputs: random numbers and autocast.
+// A thread's results depend on its surroundings beside its inputs: random numbers and autocast.
 class Surroundings {
  public:
   // Those of this thread now.

@@ -1,4 +1,4 @@
-// What a step of an optimizer has changed, combined over the ranks by Adasum.
+// The changes that a step of an optimizer makes are combined over the ranks by Adasum.
 #pragma once
 
 #include <ATen/core/Tensor.h>

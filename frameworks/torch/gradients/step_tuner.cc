@@ -69,7 +69,7 @@ std::vector<fusion::TunedOption> OptionsFrom(const Limits& limits, bool moves_in
   return options;
 }
 
-// What was found, as a file of the option settings.
+// Returns the limits that were found, as a file of the option settings.
 std::string Settings(const Limits& limits) {
   std::string text = "# Found by the autotuner.\n";
   for (const Tunable& tunable : kTunables) {

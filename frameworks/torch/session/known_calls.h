@@ -1,4 +1,4 @@
-// What a session remembers of its named calls: most are made again as they were.
+// A session remembers its named calls: most are made again as they were.
 #pragma once
 
 #include <cstddef>
