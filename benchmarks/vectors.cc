@@ -1,9 +1,10 @@
 // All-reduce of one vector, synchronous, against raw MPI and memcpy, and between hosts against a raw
-// stream of as many bytes as have to cross.
+// stream of as many bytes as have to cross; all-gather and reduce-scatter of one, against raw MPI.
 //
-//   mpirun -np 2 --bind-to none vectors [--works latency,allreduce] [--bytes N,...] [--rounds N]
-//                                       [--references-only]
+//   mpirun -np 2 --bind-to none vectors [--works latency,allreduce,allgather,reducescatter]
+//                                       [--bytes N,...] [--rounds N] [--references-only]
 //
+// --bytes: of the vector that all ranks have or get together.
 // --references-only: MPI alone, in a process whose malloc keeps what is freed.
 #include <mpi.h>
 #include <sirtaki/torch.h>
@@ -81,6 +82,35 @@ void Vector(const Setup& setup, std::int64_t bytes) {
   }
 }
 
+// `bytes`: a multiple of 4 times the ranks.
+void Parts(const Setup& setup, const std::string& work, std::int64_t bytes) {
+  const bool gathers = work == "allgather";
+  const std::int64_t elements = bytes / 4;
+  const auto part = static_cast<int>(elements / size());
+  const at::Tensor whole = SharedZeros(elements);
+  const at::Tensor mine = SharedZeros(part);
+  const std::string name = (gathers ? "all-gather of " : "reduce-scatter of ") + SizeName(bytes);
+  const auto gather = AllgatherOptions().name(name);
+  const auto reduce = ReducescatterOptions().name(name).op(ReduceOp::Sum);
+  std::vector<Variant> variants;
+  variants.push_back(
+      {kOurs, [&] {
+         return Timed([&] { gathers ? allgather(mine, gather) : reducescatter(whole, reduce); });
+       }});
+  variants.push_back({gathers ? "MPI_Allgather" : "MPI_Reduce_scatter_block", [&] {
+                        return Timed([&] {
+                          if (gathers) {
+                            MPI_Allgather(mine.data_ptr(), part, MPI_FLOAT, whole.data_ptr(), part,
+                                          MPI_FLOAT, MPI_COMM_WORLD);
+                          } else {
+                            MPI_Reduce_scatter_block(whole.data_ptr(), mine.data_ptr(), part,
+                                                     MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+                          }
+                        });
+                      }});
+  Measure(name, setup.rounds, "ms", 1e3, variants);
+}
+
 int Main(int argc, char** argv) {
   Setup setup;
   setup.rounds = std::stoi(Flag(argc, argv, "rounds", "7"));
@@ -95,7 +125,11 @@ int Main(int argc, char** argv) {
          ListFlag(argc, argv, "bytes",
                   latency ? "4,64,1024,4096,16384,65536"
                           : "1048576,4194304,16777216,67108864,268435456")) {
-      (latency ? Latency : Vector)(setup, std::stoll(bytes));
+      if (work == "allgather" || work == "reducescatter") {
+        Parts(setup, work, std::stoll(bytes));
+      } else {
+        (latency ? Latency : Vector)(setup, std::stoll(bytes));
+      }
     }
   }
   shutdown();

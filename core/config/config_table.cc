@@ -182,8 +182,8 @@ std::vector<OptionSpec> MakeTable() {
           "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
           .OneOf(kTransports).Agreed(),
       Option<&Config::hierarchy>("hierarchy", OptionKind::kChoice,
-          "Whether large reductions between hosts are done within each host first, each rank then carrying "
-          "a part over the network: auto and on wherever hosts have several ranks that share memory, off "
+          "Whether large reductions and all-gathers between hosts are done within each host first, each rank "
+          "then carrying a part over the network: auto and on wherever hosts have several ranks that share memory, off "
           "never. It concerns host memory; reductions of GPU tensors are NCCL's, which does this by itself.")
           .OneOf(kHierarchies).Agreed(),
       Option<&Config::allocator>("allocator", OptionKind::kChoice,

@@ -15,7 +15,6 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "frameworks/torch/calls/tensor_call.h"
-#include "frameworks/torch/checkpoint/checkpoint_save.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
 #include "frameworks/torch/tensors/cpu_allocator.h"
@@ -234,7 +233,7 @@ void shutdown() noexcept {
     if (!state) return;
     // Each rank leaves when it has written its part of a checkpoint, so that rank 0 finds all parts
     // when the others have left.
-    const auto save = state->TakeSaveBehind();
+    const auto save = state->TakeSave();
     if (save) save->WaitForOwn();
     // Calls of other threads fail with the session's own words while it ends.
     state->session().ShutdownAndLog("shutdown() was called");

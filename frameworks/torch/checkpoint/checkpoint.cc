@@ -125,8 +125,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     throw;
   }
   if (options.write_behind()) {
-    state->SetSaveBehind(
-        std::make_shared<detail::SaveBehind>(std::move(save), options.timeout()));
+    state->SetSave(std::make_shared<detail::SaveBehind>(std::move(save), options.timeout()));
     return;
   }
   const std::string error = ErrorOf([&] {
@@ -138,7 +137,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
 void finish_checkpoint() {
   const StatePtr state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
-  if (const auto save = state->TakeSaveBehind()) save->Finish(state);
+  if (const auto save = state->TakeSave()) save->Finish(state);
 }
 
 bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {

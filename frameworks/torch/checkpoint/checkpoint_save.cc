@@ -66,7 +66,7 @@ SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeou
   thread_ = core::StartQuietThread([this] { Run(); });
 }
 
-SaveBehind::~SaveBehind() { (void)End(); }
+SaveBehind::~SaveBehind() { (void)SaveBehind::End(); }
 
 void SaveBehind::Run() {
   std::string error;

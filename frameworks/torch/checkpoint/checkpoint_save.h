@@ -68,22 +68,17 @@ class CheckpointSave {
 // A save that a thread of its own writes. That thread makes no call of MPI: rank 0's learns that the
 // other ranks have written from their files, which have their names only when they are on the disk.
 // It then publishes the save, whatever the program does meanwhile.
-class SaveBehind {
+class SaveBehind final : public SaveUnderWay {
  public:
   // `save`: was copied. `timeout`: of Finish(); 0: none.
   SaveBehind(std::unique_ptr<CheckpointSave> save, std::chrono::milliseconds timeout);
-  ~SaveBehind();  // End()
+  ~SaveBehind() override;  // End()
   SaveBehind(const SaveBehind&) = delete;
   SaveBehind& operator=(const SaveBehind&) = delete;
 
-  // Waits until the save is published. Throws on every rank if it could not be written on one; the
-  // checkpoint before it then stays. Collective.
-  void Finish(const std::shared_ptr<SessionState>& state);
-  // Waits until this rank has written.
-  void WaitForOwn();
-  // Waits for the thread. The save is published if all ranks have written. Returns what went wrong;
-  // empty: nothing, or the thread was waited for before.
-  std::string End();
+  void Finish(const std::shared_ptr<SessionState>& state) override;
+  void WaitForOwn() override;
+  std::string End() override;
 
  private:
   void Run();
@@ -94,7 +89,7 @@ class SaveBehind {
   const std::unique_ptr<CheckpointSave> save_;
   const std::chrono::milliseconds timeout_;
   const int fork_generation_;  // a child has no such thread, and what it guards may be locked
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;           // guards what follows
   std::condition_variable changed_;
   bool written_ = false;
   bool ended_ = false;

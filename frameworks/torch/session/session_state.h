@@ -23,7 +23,21 @@
 
 namespace sirtaki::detail {
 
-class SaveBehind;
+class SessionState;
+
+// A checkpoint that is being written while the program goes on.
+class SaveUnderWay {
+ public:
+  virtual ~SaveUnderWay() = default;
+  // Waits until the save is published. Throws on every rank if it could not be written on one; the
+  // checkpoint before it then stays. Collective.
+  virtual void Finish(const std::shared_ptr<SessionState>& state) = 0;
+  // Waits until this rank has written.
+  virtual void WaitForOwn() = 0;
+  // Waits for the thread. The save is published if all ranks have written. Returns what went wrong;
+  // empty: nothing, or the thread was waited for before.
+  virtual std::string End() = 0;
+};
 
 // Thread-safe.
 class SessionState {
@@ -74,14 +88,14 @@ class SessionState {
     return initial_sets_;
   }
 
-  // The checkpoint that is being written while the program goes on; null: none.
-  void SetSaveBehind(std::shared_ptr<SaveBehind> save) {
+  // The save of a checkpoint that is under way; null: none.
+  void SetSave(std::shared_ptr<SaveUnderWay> save) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    save_behind_ = std::move(save);
+    save_ = std::move(save);
   }
-  std::shared_ptr<SaveBehind> TakeSaveBehind() {
+  std::shared_ptr<SaveUnderWay> TakeSave() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return std::exchange(save_behind_, nullptr);
+    return std::exchange(save_, nullptr);
   }
 
   GradientRegistry& gradients() { return gradients_; }
@@ -101,7 +115,7 @@ class SessionState {
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;
   std::vector<ProcessSet> initial_sets_;
   std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
-  std::shared_ptr<SaveBehind> save_behind_;
+  std::shared_ptr<SaveUnderWay> save_;
 };
 
 }  // namespace sirtaki::detail
