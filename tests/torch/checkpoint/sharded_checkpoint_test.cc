@@ -292,7 +292,8 @@ TEST(ShardedCheckpointTest, WrittenBehindItHasWhatTheRunWasAtTheCall) {
       finish_checkpoint();  // there is none to wait for
     });
   }
-  EXPECT_EQ(FilesBeside(folder.File("whole.pt")).size(), 5) << "nothing is left of the saves before";
+  EXPECT_EQ(FilesBeside(folder.File("whole.pt")).size(), 5)
+      << "nothing is left of the saves before";
 }
 
 TEST(ShardedCheckpointTest, WrittenBehindItIsThereWithoutAWait) {
@@ -325,7 +326,8 @@ TEST(ShardedCheckpointTest, WhatCannotBeWrittenBehindIsThrownOnAllRanksAtTheNext
       save_checkpoint(file, run.checkpoint());
       run.TrainUntil(2);
       // Each rank names the file, and the folder of this one is not there.
-      save_checkpoint(rank == bad ? folder.File("nowhere/run.pt") : file, run.checkpoint(), Behind());
+      save_checkpoint(rank == bad ? folder.File("nowhere/run.pt") : file, run.checkpoint(),
+                      Behind());
       EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                           [&] { waits[static_cast<std::size_t>(bad)](run.checkpoint()); }),
                   AllOf(HasSubstr("nowhere/run.pt"), HasSubstr("No such file or directory"),

@@ -573,8 +573,8 @@ TEST(ClipTest, GradientsWithoutElementsChangeNoNorm) {
     for (const Shard shard : {Shard::None, Shard::Gradients}) {
       auto weight = OptionZeros(1);
       auto empty = torch::zeros({0, 3}).requires_grad_();
-      auto optimizer = WrapWith({{"w", weight}, {"empty", empty}},
-                                DistributedOptimizerOptions().shard(shard));
+      auto optimizer =
+          WrapWith({{"w", weight}, {"empty", empty}}, DistributedOptimizerOptions().shard(shard));
       EXPECT_EQ(clip_grad_norm_(optimizer, 1), 0) << "there is no gradient";
       (empty.sum() + Slope(weight, rank)).backward();
       EXPECT_NEAR(clip_grad_norm_(optimizer, 0.25, INFINITY), 0.5, 1e-9);
