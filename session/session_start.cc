@@ -66,11 +66,13 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   if (topology.size == 1) return "one rank: no data moves";
   const ops::Channel channel{core::kWorldSet, fusion::Lane::kLarge};
   const ops::Route route = medium.backend().Select(channel);
-  const std::string_view all_reduce = route.rootless->name();
+  const std::string_view rootless = route.rootless->name();
   const std::string_view others = route.backend->name();
   std::string text = "host data moves by ";
   text += others;
-  if (all_reduce != others) text.append(", all-reduce ").append(all_reduce);
+  if (rootless != others) {
+    text.append(", in all-reduce, reduce-scatter and all-gather ").append(rootless);
+  }
   if (gpus.kernels == nullptr) return text + ", GPU data not at all: " + gpus.why_no_kernels;
   return text + ", GPU data by NCCL, opened at its first use";
 }

@@ -77,7 +77,7 @@ class HierarchicalRun {
   void Wait(std::uint32_t rung);
   void Finish(core::Status status);
 
-  // Of one vector in a chunk: none, where the others' are longer.
+  // Returns a vector's window in a chunk; an empty one where only longer vectors have a window.
   fusion::Window WindowOf(std::uint32_t chunk, std::size_t vector) const;
   // The elements of the vectors before this one in a chunk.
   std::int64_t LoadedBefore(std::uint32_t chunk, std::size_t vector) const;

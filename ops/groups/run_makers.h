@@ -13,7 +13,7 @@ std::unique_ptr<GroupRun> MakeAdasumRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeBroadcastRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherRun(const RunContext& context);
 std::unique_ptr<GroupRun> MakeAllGatherIntoRun(const RunContext& context);
-// Gather, scatter, all-to-all, and all-gather while a rank has joined.
+// This run is for gather, scatter and all-to-all.
 std::unique_ptr<GroupRun> MakeExchangeRun(const RunContext& context);
 
 }  // namespace sirtaki::ops

@@ -17,7 +17,7 @@ class alignas(64) SharedCounter {
   // and Behind). An acquire load may pass an earlier store where the processor has weak ones (ldapr
   // of Armv8.3).
   std::uint32_t Load() const { return value_.load(std::memory_order_seq_cst); }
-  // Whoever sees the value sees what was written before. Wakes who sleeps.
+  // Stores a value, and wakes whoever sleeps for it. Who sees the value sees what was written before.
   void Store(std::uint32_t value) {
     value_.store(value, std::memory_order_seq_cst);
     WakeSleepers();

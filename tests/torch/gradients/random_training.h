@@ -464,14 +464,15 @@ void StepEach(torch::optim::Optimizer& optimizer, const Change& change) {
   }
 }
 
+inline torch::Tensor LossOf(const torch::optim::Optimizer::LossClosure& closure) {
+  const at::AutoGradMode grad(true);
+  return closure ? closure() : torch::Tensor();
+}
+
 struct OfMatrices : torch::optim::SGD {
   using SGD::SGD;
   torch::Tensor step(LossClosure closure) override {
-    torch::Tensor loss;
-    if (closure) {
-      const at::AutoGradMode grad(true);
-      loss = closure();
-    }
+    torch::Tensor loss = LossOf(closure);
     StepEach(*this, [](torch::Tensor& parameter, double lr) {
       const torch::Tensor norm = parameter.grad().norm();
       parameter.sub_(parameter.grad() / (1 + norm), lr);
@@ -483,11 +484,7 @@ struct OfMatrices : torch::optim::SGD {
 struct ByElement : torch::optim::SGD {
   using SGD::SGD;
   torch::Tensor step(LossClosure closure) override {
-    torch::Tensor loss;
-    if (closure) {
-      const at::AutoGradMode grad(true);
-      loss = closure();
-    }
+    torch::Tensor loss = LossOf(closure);
     StepEach(*this, [](torch::Tensor& parameter, double lr) {
       parameter.sub_(parameter.grad().sign() + 0.1 * parameter, lr);
     });
@@ -498,11 +495,7 @@ struct ByElement : torch::optim::SGD {
 struct Replacing : torch::optim::SGD {
   using SGD::SGD;
   torch::Tensor step(LossClosure closure) override {
-    torch::Tensor loss;
-    if (closure) {
-      const at::AutoGradMode grad(true);
-      loss = closure();
-    }
+    torch::Tensor loss = LossOf(closure);
     StepEach(*this, [](torch::Tensor& parameter, double lr) {
       parameter.set_data(parameter.detach().clone().sub_(parameter.grad(), lr));
     });
