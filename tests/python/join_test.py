@@ -5,6 +5,7 @@ import torch
 
 import sirtaki.torch as hvd
 import support
+from sirtaki.common.exceptions import InvalidArgumentError
 
 
 @pytest.mark.parametrize("turn", range(3))
@@ -36,6 +37,30 @@ def test_uneven_training_ends_with_equal_parameters(rank, size):
     last = hvd.join()
     assert last == size - 1
     hvd.broadcast_parameters(model.state_dict(), root_rank=last)  # who came last has made every step
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients"])
+def test_uneven_steps_with_shards_are_an_error_and_training_goes_on_after_the_join(rank, size, shard):
+    if size == 1:
+        pytest.skip("nobody else makes a step")
+    model = support.net(seed=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.1), model.named_parameters(), shard=shard)
+
+    def step(batch):
+        optimizer.zero_grad()
+        support.loss_of(model, batch).backward()
+        optimizer.step()
+
+    first, second, third = support.batches(rank, steps=3)
+    step(first)
+    if rank < size - 1:  # the last rank has no more
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        with pytest.raises(InvalidArgumentError, match=f"rank {size - 1} has joined"):
+            step(second)
+        assert all(torch.equal(*pair) for pair in zip(model.parameters(), before))
+    hvd.join()
+    step(third)
     support.assert_same_everywhere(hvd, model.parameters())
 
 

@@ -65,7 +65,8 @@ void ThrowJoined(int rank) {
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                            "step() of a sharded optimizer: rank " + std::to_string(rank) +
                                " has joined, and nobody makes the step of its shard. Ranks make "
-                               "equally many steps: let the sampler pad or drop samples",
+                               "equally many steps: give each as many batches, as "
+                               "DistributedSampler does, which pads or drops samples",
                            core::Origin{rank, "", ""}));
 }
 

@@ -589,23 +589,64 @@ TEST(ShardedOptimizerTest, AStepThatThrowsOnOneRankIsAnErrorOnAll) {
   });
 }
 
+// In every way in which shards are kept, and gradients come together.
 TEST(ShardedOptimizerTest, RefusesToGoOnWithoutARankThatHasJoined) {
+  const std::vector<std::pair<DistributedOptimizerOptions, std::vector<int>>> ways = {
+      {Sharded(), {}},
+      {Sharded().share_parameters(false), {}},
+      {Sharded().average_at(Average::Step), {}},
+      {Sharded().shard(Shard::Gradients), {}},
+      {Sharded().shard(Shard::Gradients).average_at(Average::Step), {}},
+      {Sharded(), {0, 1, 1}},
+      {Sharded().shard_over(ShardOver::Host), {0, 1, 1}},
+      {Sharded().shard(Shard::Gradients).shard_over(ShardOver::Host), {0, 0, 1}},
+  };
+  for (std::size_t way = 0; way < ways.size(); ++way) {
+    SCOPED_TRACE("way " + std::to_string(way));
+    RunTorchRanks(
+        3,
+        [&, options = ways[way].first](int rank) {
+          const torch::Tensor weight = Weight({400});
+          auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), options);
+          Backward(weight, rank, 0);
+          optimizer.step();
+          if (rank < 2) {
+            const torch::Tensor before = weight.detach().clone();
+            optimizer.zero_grad();
+            Backward(weight, rank, 1);
+            EXPECT_THAT(
+                ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                testing::AllOf(HasSubstr("rank 2 has joined"), HasSubstr("DistributedSampler")));
+            EXPECT_TRUE(torch::equal(weight, before));
+          }
+          join();
+          optimizer.zero_grad();
+          const torch::Tensor before = weight.detach().clone();
+          Backward(weight, rank, 2);
+          optimizer.step();
+          EXPECT_FALSE(torch::equal(weight, before)) << "the job goes on";
+          check_parameters({{"weight", weight}});
+        },
+        {}, ways[way].second);
+  }
+}
+
+// Its join() waits for ranks that do not come any more.
+TEST(ShardedOptimizerTest, ARankThatHasJoinedIsToldWhenTheOthersEndByTheError) {
   RunTorchRanks(3, [](int rank) {
     const torch::Tensor weight = Weight({90});
     auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1)), Sharded());
-    Backward(weight, rank, 0);
-    optimizer.step();
-    if (rank == 2) {
-      join();
+    if (rank == 1) {
+      try {
+        join();
+        ADD_FAILURE() << "nobody else has joined";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("has shut down"));
+      }
       return;
     }
-    const torch::Tensor before = weight.detach().clone();
-    optimizer.zero_grad();
     Backward(weight, rank, 1);
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
-                HasSubstr("rank 2 has joined"));
-    EXPECT_TRUE(torch::equal(weight, before));
-    join();
+    EXPECT_THROW(optimizer.step(), Error);
   });
 }
 
