@@ -80,13 +80,41 @@ std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
   InputArchive archive;
   if (!detail::ReadCheckpointFile(path, &archive)) return {};
   std::string for_others;
-  const std::string error = ErrorOf([&] {
-    for_others = loaded.ReadAll(archive, [&path](const std::string& name, InputArchive* shards) {
-      detail::ReadShardFile(path, name, shards);
-    });
-  });
+  const std::string error = ErrorOf([&] { for_others = loaded.ReadAll(archive); });
   if (!error.empty()) throw std::runtime_error(path + ": " + error);
   return for_others;
+}
+
+// Where every rank finds the files and has shards of its own, each checks some of the files and reads
+// what it needs; else rank 0 does all of it, and the ranks get the state from it. Collective.
+void ReadShards(const std::string& path, detail::LoadedParts& loaded, const StatePtr& state) {
+  if (loaded.shards().empty()) return;
+  const int rank = state->topology().rank;
+  const int ranks = state->topology().size;
+  // A file that this rank cannot open is not there for it.
+  bool each = false;
+  (void)ErrorOf([&] { each = ranks > 1 && loaded.CanReadOwnShards(path); });
+  const bool same =
+      ranks == 1 ||
+      detail::ExchangeTexts("sirtaki/load_checkpoint/shards", each ? "yes" : "no", state).empty();
+  const bool only_own = each && same;
+  const auto with_path = [&path](const auto& call) {
+    const std::string error = ErrorOf(call);
+    return error.empty() ? error : path + ": " + error;
+  };
+  std::string error = with_path([&] {
+    int number = 0;
+    for (const std::string& name : loaded.shards()) {
+      if (only_own ? number++ % ranks == rank : rank == 0) {
+        detail::OpenShardFile(path, name)->CheckSum();
+      }
+    }
+  });
+  detail::AgreeOnErrors("load_checkpoint", error, state);
+  error = with_path([&] {
+    if (only_own || rank == 0) loaded.ReadShards(path, only_own);
+  });
+  detail::AgreeOnErrors("load_checkpoint", error, state);
 }
 
 }  // namespace
@@ -157,6 +185,7 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   if (bytes.empty()) return false;
   if (!is_root) error = ErrorOf([&] { loaded.ReadBytes(bytes); });
   detail::AgreeOnErrors("load_checkpoint", error, state);
+  ReadShards(path, loaded, state);
   error = ErrorOf([&] { loaded.Apply(); });
   detail::AgreeOnErrors("load_checkpoint", error, state);
 

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <string_view>
@@ -27,6 +29,8 @@ namespace {
 constexpr std::string_view kMark = "sirtaki checkpoint, XXH3 ";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kWriteback = std::size_t{8} << 20;  // bytes that are sent to the disk at once
+constexpr std::size_t kHeaderBytes = 30;                  // of a file within a ZIP file,
+constexpr std::size_t kMostOfName = std::size_t{2} << 16;  // and what may stand behind it
 constexpr std::size_t kTrailerBytes = kMark.size() + kDigits;
 
 std::string TrailerOf(const core::RunningDigest& digest) {
@@ -99,54 +103,6 @@ void SyncFolderOf(const std::string& path) {
   }
 }
 
-class FileReader {
- public:
-  FileReader(std::string path, int fd, std::uint64_t size)
-      : path_(std::move(path)), fd_(fd), size_(size) {}
-
-  std::uint64_t archive_size() const { return size_ - kTrailerBytes; }
-
-  // Fewer only at the end of the file.
-  std::size_t Read(std::uint64_t offset, void* into, std::size_t count) const {
-    std::size_t done = 0;
-    while (done < count) {
-      const ssize_t got = pread(fd_, static_cast<char*>(into) + done, count - done,
-                                static_cast<off_t>(offset + done));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) Fail(path_, "cannot be read", errno);
-      if (got == 0) break;
-      done += static_cast<std::size_t>(got);
-    }
-    return done;
-  }
-
-  void CheckTrailer() const {
-    std::string trailer(kTrailerBytes, '\0');
-    const std::uint64_t end = size_ < kTrailerBytes ? 0 : size_ - kTrailerBytes;
-    if (Read(end, trailer.data(), trailer.size()) != kTrailerBytes || !trailer.starts_with(kMark)) {
-      throw std::runtime_error(path_ + ": is cut off, or is not a checkpoint of Sirtaki");
-    }
-    core::RunningDigest digest;
-    std::vector<char> window(std::size_t{1} << 20);
-    for (std::uint64_t at = 0; at < end; at += window.size()) {
-      const auto wanted =
-          static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), end - at));
-      if (Read(at, window.data(), wanted) != wanted) {
-        throw std::runtime_error(path_ + ": became shorter while it was read");
-      }
-      digest.Add(window.data(), wanted);
-    }
-    if (TrailerOf(digest) != trailer) {
-      throw std::runtime_error(path_ + ": is damaged: its checksum does not match its contents");
-    }
-  }
-
- private:
-  const std::string path_;
-  const int fd_;
-  const std::uint64_t size_;
-};
-
 }  // namespace
 
 std::string TemporaryOf(const std::string& path) { return path + ".tmp"; }
@@ -197,21 +153,115 @@ void NewCheckpointFile::Replace() {
   SyncFolderOf(std::exchange(path_, {}));
 }
 
-bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive* archive) {
-  const core::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0 && errno == ENOENT) return false;
+CheckpointReader::CheckpointReader(std::string path, core::Descriptor file, std::uint64_t size)
+    : path_(std::move(path)), file_(std::move(file)), size_(size) {}
+
+std::unique_ptr<CheckpointReader> CheckpointReader::Open(const std::string& path) {
+  core::Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0 && errno == ENOENT) return nullptr;
   if (file.get() < 0) Fail(path, "cannot be opened", errno);
   struct stat facts {};
   if (fstat(file.get(), &facts) != 0) Fail(path, "cannot be read", errno);
   if (!S_ISREG(facts.st_mode)) throw std::runtime_error(path + ": is not a file");
-  const FileReader reader(path, file.get(), static_cast<std::uint64_t>(facts.st_size));
-  reader.CheckTrailer();
+  return std::unique_ptr<CheckpointReader>(
+      new CheckpointReader(path, std::move(file), static_cast<std::uint64_t>(facts.st_size)));
+}
+
+std::uint64_t CheckpointReader::archive_size() const {
+  return size_ < kTrailerBytes ? 0 : size_ - kTrailerBytes;
+}
+
+std::size_t CheckpointReader::Read(std::uint64_t offset, void* into, std::size_t count) const {
+  std::size_t done = 0;
+  while (done < count) {
+    const ssize_t got = pread(file_.get(), static_cast<char*>(into) + done, count - done,
+                              static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) Fail(path_, "cannot be read", errno);
+    if (got == 0) break;
+    done += static_cast<std::size_t>(got);
+  }
+  return done;
+}
+
+void CheckpointReader::CheckSum() const {
+  std::string trailer(kTrailerBytes, '\0');
+  const std::uint64_t end = archive_size();
+  if (Read(end, trailer.data(), trailer.size()) != kTrailerBytes || !trailer.starts_with(kMark)) {
+    throw std::runtime_error(path_ + ": is cut off, or is not a checkpoint of Sirtaki");
+  }
+  core::RunningDigest digest;
+  std::vector<char> window(std::size_t{1} << 18);  // stays in the second level cache
+  for (std::uint64_t at = 0; at < end; at += window.size()) {
+    const auto wanted = static_cast<std::size_t>(std::min<std::uint64_t>(window.size(), end - at));
+    if (Read(at, window.data(), wanted) != wanted) {
+      throw std::runtime_error(path_ + ": became shorter while it was read");
+    }
+    digest.Add(window.data(), wanted);
+  }
+  if (TrailerOf(digest) != trailer) {
+    throw std::runtime_error(path_ + ": is damaged: its checksum does not match its contents");
+  }
+}
+
+void CheckpointReader::Load(torch::serialize::InputArchive* archive) const {
+  archive->load_from([this](std::uint64_t offset, void* into,
+                            std::size_t count) -> std::size_t { return Read(offset, into, count); },
+                     [this]() -> std::size_t { return static_cast<std::size_t>(archive_size()); },
+                     c10::kCPU);
+}
+
+// LibTorch reads the header of each file within the archive before it lets the file be read at once
+// into the memory of its tensor, since it is stored as it is.
+void CheckpointReader::LoadWithoutElements(torch::serialize::InputArchive* archive) {
+  places_.clear();
+  std::uint64_t header = size_;
   archive->load_from(
-      [&reader](std::uint64_t offset, void* into, std::size_t count) -> std::size_t {
-        return reader.Read(offset, into, count);
+      [this, &header](std::uint64_t offset, void* into, std::size_t count) -> std::size_t {
+        if (count == kHeaderBytes) header = offset;
+        const bool is_file = offset > header && offset < header + kHeaderBytes + kMostOfName;
+        if (count <= kHeaderBytes || !is_file || !IsTensor(header)) {
+          return Read(offset, into, count);
+        }
+        places_[into] = offset;
+        return count;
       },
-      [&reader]() -> std::size_t { return static_cast<std::size_t>(reader.archive_size()); },
-      c10::kCPU);
+      [this]() -> std::size_t { return static_cast<std::size_t>(archive_size()); }, c10::kCPU);
+}
+
+// Whether the header is that of a file with a tensor's elements, "NAME/data/0" and so on.
+bool CheckpointReader::IsTensor(std::uint64_t header) const {
+  std::array<unsigned char, kHeaderBytes> bytes{};
+  if (Read(header, bytes.data(), bytes.size()) != bytes.size()) return false;
+  if (std::memcmp(bytes.data(), "PK\3\4", 4) != 0) return false;
+  std::string name(bytes[26] + 256U * bytes[27], '\0');
+  return Read(header + kHeaderBytes, name.data(), name.size()) == name.size() &&
+         name.find("/data/") != std::string::npos;
+}
+
+void CheckpointReader::ReadElements(const at::Tensor& from, const at::Tensor& to) const {
+  if (to.nbytes() == 0) return;
+  if (from.storage().nbytes() <= kHeaderBytes) {  // what is so small was read
+    to.copy_(from);
+    return;
+  }
+  const auto found = places_.find(from.storage().data());
+  if (found == places_.end() || !from.is_contiguous() || !to.is_contiguous() || !to.is_cpu() ||
+      from.nbytes() != to.nbytes()) {
+    throw std::runtime_error(path_ + ": this LibTorch does not tell where a tensor's elements are");
+  }
+  const std::uint64_t begin = found->second + static_cast<std::uint64_t>(from.storage_offset()) *
+                                                  static_cast<std::uint64_t>(from.itemsize());
+  if (Read(begin, to.mutable_data_ptr(), to.nbytes()) != to.nbytes()) {
+    throw std::runtime_error(path_ + ": became shorter while it was read");
+  }
+}
+
+bool ReadCheckpointFile(const std::string& path, torch::serialize::InputArchive* archive) {
+  const auto reader = CheckpointReader::Open(path);
+  if (!reader) return false;
+  reader->CheckSum();
+  reader->Load(archive);
   return true;
 }
 

@@ -3,9 +3,14 @@
 // flipped bits.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
+#include <unordered_map>
 
 #include "core/base/descriptor.h"
 
@@ -41,6 +46,35 @@ class NewCheckpointFile {
  private:
   std::string path_;
   core::Descriptor file_;
+};
+
+// A file of a checkpoint that is read. What throws throws std::runtime_error, whose text names path
+// and cause, or what LibTorch throws.
+class CheckpointReader {
+ public:
+  // Null if there is no such file.
+  static std::unique_ptr<CheckpointReader> Open(const std::string& path);
+
+  // Throws if the file is damaged anywhere, or no checkpoint.
+  void CheckSum() const;
+  void Load(torch::serialize::InputArchive* archive) const;
+  // Loads all but the elements of tensors, which ReadElements() gets where they are wanted.
+  void LoadWithoutElements(torch::serialize::InputArchive* archive);
+  // `from`: some elements of a tensor that was loaded without them. Both lie on the CPU without gaps.
+  void ReadElements(const at::Tensor& from, const at::Tensor& to) const;
+
+ private:
+  CheckpointReader(std::string path, core::Descriptor file, std::uint64_t size);
+
+  std::uint64_t archive_size() const;
+  // Fewer only at the end of the file.
+  std::size_t Read(std::uint64_t offset, void* into, std::size_t count) const;
+  bool IsTensor(std::uint64_t header) const;
+
+  const std::string path_;
+  const core::Descriptor file_;
+  const std::uint64_t size_;
+  std::unordered_map<const void*, std::uint64_t> places_;  // in the file, of what was not read
 };
 
 // False if there is no such file. Throws std::runtime_error if it cannot be read, is damaged or

@@ -1,9 +1,6 @@
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
 
 #include <filesystem>
-
-#include "frameworks/torch/checkpoint/checkpoint_file.h"
-
 namespace sirtaki::detail {
 
 using torch::serialize::InputArchive;
@@ -36,16 +33,25 @@ std::vector<std::string> NamesOfShards(InputArchive& archive) {
   return shards;
 }
 
-void ReadShardFile(const std::string& path, const std::string& name, InputArchive* archive) {
-  const std::string file = Beside(path, name);
-  if (!ReadCheckpointFile(file, archive)) {
-    throw std::runtime_error(file +
-                             " is missing: the file of a rank's shards of the optimizer's state");
-  }
+std::unique_ptr<CheckpointReader> OpenShardFile(const std::string& path, const std::string& name) {
+  auto reader = CheckpointReader::Open(Beside(path, name));
+  if (reader) return reader;
+  throw std::runtime_error(Beside(path, name) +
+                           " is missing: the file of a rank's shards of the optimizer's state");
+}
+
+void CheckSave(const std::string& path, const std::string& name, InputArchive& archive) {
   c10::IValue save;
-  const bool fits = archive->try_read("save", save) &&
+  const bool fits = archive.try_read("save", save) &&
                     name.find("." + save.toStringRef() + ".") != std::string::npos;
-  if (!fits) throw std::runtime_error(file + " is of another save");
+  if (!fits) throw std::runtime_error(Beside(path, name) + " is of another save");
+}
+
+void ReadShardFile(const std::string& path, const std::string& name, InputArchive* archive) {
+  const auto reader = OpenShardFile(path, name);
+  reader->CheckSum();
+  reader->Load(archive);
+  CheckSave(path, name, *archive);
 }
 
 }  // namespace sirtaki::detail

@@ -5,9 +5,12 @@
 #include <torch/serialize/archive.h>
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "frameworks/torch/checkpoint/checkpoint_file.h"
 
 namespace sirtaki::detail {
 
@@ -31,8 +34,12 @@ std::int64_t ReadFormat(torch::serialize::InputArchive& archive);
 std::string Beside(const std::string& path, const std::string& name);
 // The names of the files that a checkpoint tells of; none where no state is in shards.
 std::vector<std::string> NamesOfShards(torch::serialize::InputArchive& archive);
-// Reads one of them. `path`: of the checkpoint. Throws std::runtime_error if it is missing, damaged
-// or of another save.
+// Opens one of them. `path`: of the checkpoint. Throws std::runtime_error if it is missing.
+std::unique_ptr<CheckpointReader> OpenShardFile(const std::string& path, const std::string& name);
+// Throws std::runtime_error if what was read of the file is of another save.
+void CheckSave(const std::string& path, const std::string& name,
+               torch::serialize::InputArchive& archive);
+// Reads one of them. Throws std::runtime_error if it is missing, damaged or of another save.
 void ReadShardFile(const std::string& path, const std::string& name,
                    torch::serialize::InputArchive* archive);
 

@@ -21,6 +21,7 @@
 
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
@@ -368,17 +369,19 @@ LoadedParts::~LoadedParts() {
   }
 }
 
-std::string LoadedParts::ReadAll(InputArchive& archive, const ReadShards& read_shards) {
+std::string LoadedParts::ReadAll(InputArchive& archive) {
   ReadFormat(archive);
   writers_ = static_cast<int>(Read<std::int64_t>(archive, "ranks"));
   ReadModels(archive);
-  ReadOptimizers(archive, read_shards);
+  ReadOptimizers(archive);
   ReadSmallParts(archive);
   OutputArchive others;
   for (const char* key : {"schedulers", "integers", "numbers", "texts", "tensors", "generators"}) {
     others.write(key, Read<c10::IValue>(archive, key));
   }
   WriteObjects(parts_, others);
+  others.write("shards", c10::IValue(shards_));
+  others.write("keys_in_shards", c10::IValue(keys_in_shards_));
   return ToBytes(others);
 }
 
@@ -386,6 +389,8 @@ void LoadedParts::ReadBytes(const std::string& bytes) {
   InputArchive archive;
   archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
   ReadSmallParts(archive);
+  shards_ = Read<std::vector<std::string>>(archive, "shards");
+  keys_in_shards_ = Read<std::vector<std::string>>(archive, "keys_in_shards");
 }
 
 void LoadedParts::Apply() {
@@ -410,38 +415,88 @@ void LoadedParts::ReadModels(InputArchive& archive) {
   }
 }
 
-void LoadedParts::ReadOptimizers(InputArchive& archive, const ReadShards& read_shards) {
+void LoadedParts::ReadOptimizers(InputArchive& archive) {
   if (parts_.optimizers.empty()) return;
   const auto names = Read<Names>(archive, "optimizer_names");
   const auto descriptions = Read<Dict<Names>>(archive, "optimizer_parameters");
   InputArchive all = ReadNested(archive, "optimizers", "optimizers");
   const std::vector<std::string> files = NamesOfShards(archive);
-  std::vector<std::pair<std::string, std::unique_ptr<ShardsOfAllRanks>>> in_shards;
   for (const auto& [name, optimizer] : parts_.optimizers) {
     const std::string key = IndexOf(names, name, "optimizer");
     CheckOptimizer(name, Find(descriptions, name, "optimizer"), DescribeOptimizer(*optimizer));
-    undo_.push_back(SetAside(*optimizer));
+    std::string& key_in_shards = keys_in_shards_.emplace_back();
     InputArchive one;
     if (all.try_read(key, one)) {
+      undo_.push_back(SetAside(*optimizer));
       LoadOptimizer(*optimizer, one);
     } else if (!files.empty()) {
-      in_shards.emplace_back(key, std::make_unique<ShardsOfAllRanks>(*optimizer));
+      key_in_shards = key;
+      shards_ = files;
     } else {
       throw std::runtime_error("it has no optimizer " + Quoted(name));
     }
   }
-  // One file after the other: together they are as large as the state.
-  if (in_shards.empty()) return;
-  for (const std::string& file : files) {
-    InputArchive of_rank;
-    read_shards(file, &of_rank);
-    InputArchive optimizers = ReadNested(of_rank, "optimizers", "optimizers");
-    for (const auto& [key, shards] : in_shards) {
-      InputArchive one;
-      if (optimizers.try_read(key, one)) shards->Add(one);
+}
+
+bool LoadedParts::CanReadOwnShards(const std::string& path) const {
+  for (std::size_t i = 0; i < keys_in_shards_.size(); ++i) {
+    const GradientReducer* const reducer = ReducerOf(*parts_.optimizers[i].part);
+    const bool is_sharded = reducer != nullptr && reducer->is_sharded();
+    if (!keys_in_shards_[i].empty() && !is_sharded) return false;
+  }
+  return std::all_of(shards_.begin(), shards_.end(), [&path](const std::string& name) {
+    return CheckpointReader::Open(Beside(path, name)) != nullptr;
+  });
+}
+
+void LoadedParts::ReadShards(const std::string& path, bool only_own) {
+  struct InShards {
+    std::string key;
+    torch::optim::Optimizer* optimizer;
+    std::unique_ptr<ShardsOfAllRanks> shards;
+  };
+  std::vector<InShards> in_shards;
+  for (std::size_t i = 0; i < keys_in_shards_.size(); ++i) {
+    if (keys_in_shards_[i].empty()) continue;
+    torch::optim::Optimizer& optimizer = *parts_.optimizers[i].part;
+    undo_.push_back(SetAside(optimizer));
+    InShards& one = in_shards.emplace_back(InShards{keys_in_shards_[i], &optimizer, nullptr});
+    if (only_own) {
+      GradientReducer* const reducer = ReducerOf(optimizer);
+      reducer->CutParameters(optimizer);
+      std::vector<OwnShard> mine;
+      for (const ShardOfParameter& shard : reducer->shards()) {
+        if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
+      }
+      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer, mine);
+    } else {
+      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer);
     }
   }
-  for (const auto& [key, shards] : in_shards) shards->Finish();
+  // One file after the other: together they are as large as the state.
+  for (const std::string& file : shards_) {
+    const auto reader = OpenShardFile(path, file);
+    InputArchive of_rank;
+    reader->LoadWithoutElements(&of_rank);
+    CheckSave(path, file, of_rank);
+    InputArchive optimizers = ReadNested(of_rank, "optimizers", "optimizers");
+    const auto read = [&reader](const at::Tensor& from, const at::Tensor& to) {
+      reader->ReadElements(from, to);
+    };
+    for (const auto& [key, optimizer, shards] : in_shards) {
+      InputArchive one;
+      if (!optimizers.try_read(key, one) || shards->Add(one, read)) continue;
+      InputArchive with_elements;
+      reader->Load(&with_elements);
+      InputArchive all = ReadNested(with_elements, "optimizers", "optimizers");
+      InputArchive again = ReadNested(all, key, "optimizer " + key);
+      shards->Add(again);
+    }
+  }
+  for (const auto& [key, optimizer, shards] : in_shards) {
+    shards->Finish();
+    if (only_own) ReducerOf(*optimizer)->set_sharded_state(true);
+  }
 }
 
 void LoadedParts::ReadSmallParts(InputArchive& archive) {

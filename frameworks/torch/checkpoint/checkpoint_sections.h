@@ -54,13 +54,20 @@ class LoadedParts {
   LoadedParts(const LoadedParts&) = delete;
   LoadedParts& operator=(const LoadedParts&) = delete;
 
-  // Rank 0 reads all from the file. Returns what the others read, as bytes of an archive: all
-  // except models and optimizers. Refuses formats of newer versions. `read_shards`: reads a file of
-  // shards.
-  using ReadShards = std::function<void(const std::string& name, torch::serialize::InputArchive*)>;
-  std::string ReadAll(torch::serialize::InputArchive& archive, const ReadShards& read_shards);
+  // Rank 0 reads all from the file, except optimizers whose state is in shards. Returns what the
+  // others read, as bytes of an archive: all except models and optimizers. Refuses formats of newer
+  // versions.
+  std::string ReadAll(torch::serialize::InputArchive& archive);
   // The others read these bytes.
   void ReadBytes(const std::string& bytes);
+  // The names of the files of shards that are to be read; none: no optimizer of ours is in shards.
+  // Known on all ranks.
+  const std::vector<std::string>& shards() const { return shards_; }
+  // Whether this rank finds these files, and needs no more of the state than its own shards.
+  bool CanReadOwnShards(const std::string& path) const;
+  // Reads the optimizers whose state is in shards from files that were checked: only the state of
+  // this rank's shards, or all of it. `path`: of the checkpoint.
+  void ReadShards(const std::string& path, bool only_own);
   // The number of ranks that wrote the archive; ReadAll() knows it.
   int writers() const { return writers_; }
 
@@ -68,7 +75,7 @@ class LoadedParts {
 
  private:
   void ReadModels(torch::serialize::InputArchive& archive);
-  void ReadOptimizers(torch::serialize::InputArchive& archive, const ReadShards& read_shards);
+  void ReadOptimizers(torch::serialize::InputArchive& archive);
   void ReadSchedulers(torch::serialize::InputArchive& archive);
   void ReadValues(torch::serialize::InputArchive& archive);
   void ReadObjects(torch::serialize::InputArchive& archive);
@@ -79,6 +86,8 @@ class LoadedParts {
   const CheckpointParts& parts_;
   const Reader reader_;
   int writers_ = 0;
+  std::vector<std::string> shards_;
+  std::vector<std::string> keys_in_shards_;  // by optimizer; empty: it is not in shards
   std::vector<std::function<void()>> apply_;
   std::vector<std::function<void()>> undo_;  // the last first
 };

@@ -47,7 +47,7 @@ ShardCover::ShardCover(const std::vector<std::string>& lines) {
   }
 }
 
-std::vector<ShardRange> ShardCover::Add(torch::serialize::InputArchive& archive) {
+std::vector<ShardRange> ShardCover::RangesOf(torch::serialize::InputArchive& archive) const {
   const std::vector<std::int64_t> begins = ReadList(archive, "begins");
   const std::vector<std::int64_t> counts = ReadList(archive, "counts");
   if (begins.size() != places_.size() || counts.size() != places_.size()) {
@@ -61,9 +61,15 @@ std::vector<ShardRange> ShardCover::Add(torch::serialize::InputArchive& archive)
     if (range.begin < 0 || range.count < 0 || range.begin > places_[i].elements - range.count) {
       throw std::runtime_error("a shard does not fit " + places_[i].line);
     }
-    if (range.count > 0) places_[i].counts_by_begin.emplace(range.begin, range.count);
   }
   return ranges;
+}
+
+void ShardCover::Add(const std::vector<ShardRange>& ranges) {
+  for (std::size_t i = 0; i < places_.size(); ++i) {
+    if (ranges[i].count == 0) continue;
+    places_[i].counts_by_begin.emplace(ranges[i].begin, ranges[i].count);
+  }
 }
 
 void ShardCover::Finish() const {
@@ -132,9 +138,17 @@ void SaveShards(Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shard
   SaveOptimizer(optimizer, archive);
 }
 
-void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
+ShardsOfAllRanks::ShardsOfAllRanks(Optimizer& optimizer, const std::vector<OwnShard>& mine)
+    : ShardsOfAllRanks(optimizer) {
+  mine_.emplace();
+  for (const OwnShard& one : mine) {
+    mine_->emplace(one.parameter.unsafeGetTensorImpl(), one);
+  }
+}
+
+bool ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive, const ReadElements& read) {
   const at::NoGradGuard no_grad;
-  const std::vector<ShardRange> ranges = cover_.Add(archive);
+  const std::vector<ShardRange> ranges = cover_.RangesOf(archive);
   struct Part {
     Whole* whole;
     ShardRange range;
@@ -151,7 +165,16 @@ void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
       Whole& whole = wholes_[key];
       whole.parameter = parameter;
       whole.place = place++;
+      whole.target = parameter;
+      whole.wanted = {0, parameter.numel()};
+      if (mine_) {
+        const auto found = mine_->find(key);
+        const bool has = found != mine_->end();
+        whole.target = has ? found->second.shard : at::Tensor();
+        whole.wanted = has ? ShardRange{found->second.begin, whole.target.numel()} : ShardRange();
+      }
       if (range.count == 0) continue;
+      if (read && !parameter.is_cpu()) return false;
       if (parts.count(key) == 0) {
         const at::Tensor shard =
             range.count == parameter.numel()
@@ -166,22 +189,37 @@ void ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive) {
     const InPlaceOfParameters in_place(optimizer_, std::move(shards));
     LoadOptimizer(optimizer_, archive);
   }
-  for (auto& [key, part] : parts) {
+  const auto state_of = [this](const Part& part) -> std::unique_ptr<OptimizerParamState>* {
     const auto found = optimizer_.state().find(part.shard.unsafeGetTensorImpl());
-    if (found == optimizer_.state().end() || !found->second) continue;
+    return found == optimizer_.state().end() || !found->second ? nullptr : &found->second;
+  };
+  for (const auto& [key, part] : parts) {
+    const auto* const state = state_of(part);
+    if (read && state != nullptr && !TensorsOfState(**state)) return false;
+  }
+  cover_.Add(ranges);
+  for (auto& [key, part] : parts) {
+    auto* const state = state_of(part);
+    if (state == nullptr) continue;
     part.whole->with_state += part.range.count;
-    Merge(*part.whole, part.range, std::move(found->second));
+    Merge(*part.whole, part.range, std::move(*state), read);
   }
   optimizer_.state().clear();
+  return true;
 }
 
 void ShardsOfAllRanks::Merge(Whole& whole, const ShardRange& range,
-                             std::unique_ptr<OptimizerParamState> state) {
+                             std::unique_ptr<OptimizerParamState> state, const ReadElements& read) {
   const at::Tensor& parameter = whole.parameter;
-  if (range.count == parameter.numel()) {
+  const bool wants_whole = whole.wanted.count == parameter.numel();
+  if (!read && wants_whole && range.count == parameter.numel()) {
     whole.state = std::move(state);
     return;
   }
+  const std::int64_t begin = std::max(range.begin, whole.wanted.begin);
+  const std::int64_t count =
+      std::min(range.begin + range.count, whole.wanted.begin + whole.wanted.count) - begin;
+  if (count <= 0) return;
   const auto parts = TensorsOfState(*state);
   if (!parts) {
     throw std::runtime_error(
@@ -191,14 +229,28 @@ void ShardsOfAllRanks::Merge(Whole& whole, const ShardRange& range,
   if (is_first) whole.state = std::move(state);
   const auto tensors = TensorsOfState(*whole.state).value();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor part = *(*parts)[i];
+    at::Tensor part = *(*parts)[i];
     if (!part.defined()) continue;
     if (part.numel() != range.count)
       throw std::runtime_error("the state of a shard has another size");
     if (is_first) {
-      *tensors[i] = at::empty_strided(parameter.sizes(), parameter.strides(), part.options());
+      *tensors[i] = wants_whole
+                        ? at::empty_strided(parameter.sizes(), parameter.strides(), part.options())
+                        : at::empty({whole.wanted.count}, part.options());
     }
-    FlatLike(parameter, *tensors[i]).narrow(0, range.begin, range.count).copy_(part.view(-1));
+    const at::Tensor to = (wants_whole ? FlatLike(parameter, *tensors[i]) : *tensors[i])
+                              .narrow(0, begin - whole.wanted.begin, count);
+    const bool is_whole = range.count == parameter.numel();
+    bool is_read = read == nullptr;
+    if (!is_read && is_whole && !LiesWith(part, parameter.strides())) {
+      const at::Tensor elements = at::empty_like(part);  // in the same order, if it lies dense
+      read(part.as_strided({part.numel()}, {1}), elements.as_strided({part.numel()}, {1}));
+      part = elements;
+      is_read = true;
+    }
+    const at::Tensor from = (is_whole ? FlatLike(parameter, part) : part.view(-1))
+                                .narrow(0, begin - range.begin, count);
+    is_read ? static_cast<void>(to.copy_(from)) : read(from, to);
   }
 }
 
@@ -212,8 +264,9 @@ void ShardsOfAllRanks::Finish() {
   }
   optimizer_.state().clear();
   for (auto& [key, whole] : wholes_) {
-    if (whole.state)
-      optimizer_.state()[whole.parameter.unsafeGetTensorImpl()] = std::move(whole.state);
+    if (whole.state) {
+      optimizer_.state()[whole.target.unsafeGetTensorImpl()] = std::move(whole.state);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,13 @@ at::Tensor FlatLike(const at::Tensor& parameter, at::Tensor tensor);
 struct ShardRange {
   std::int64_t begin = 0;
   std::int64_t count = 0;
+};
+
+// A shard of this rank, which is the parameter itself if that is all of it.
+struct OwnShard {
+  at::Tensor parameter;
+  at::Tensor shard;
+  std::int64_t begin = 0;
 };
 
 // InPlaceOfParameters lets an optimizer have others in the place of its parameters until it ends: a
@@ -61,8 +69,9 @@ class ShardCover {
   // `lines`: what DescribeOptimizer() says.
   explicit ShardCover(const std::vector<std::string>& lines);
 
-  // Takes what SaveShards has written on one rank, and returns what that has at each place.
-  std::vector<ShardRange> Add(torch::serialize::InputArchive& archive);
+  // Returns what an archive that SaveShards has written on one rank has at each place.
+  std::vector<ShardRange> RangesOf(torch::serialize::InputArchive& archive) const;
+  void Add(const std::vector<ShardRange>& ranges);
   const std::string& line(std::size_t place) const { return places_.at(place).line; }
   // Throws if the shards do not have each element once: two ranks' files may be copies of one.
   void Finish() const;
@@ -76,16 +85,24 @@ class ShardCover {
   std::vector<Place> places_;
 };
 
-// ShardsOfAllRanks makes the state of whole parameters of what all ranks have saved. The optimizer's
+// ShardsOfAllRanks makes the state of whole parameters, or of one rank's shards of them, of what all
+// ranks have saved. The optimizer's
 // own is used meanwhile; what throws, which is std::runtime_error or what LibTorch throws, leaves
 // anything there.
 class ShardsOfAllRanks {
  public:
+  // `read`: gets the elements of tensors of an archive that was loaded without them.
+  using ReadElements = std::function<void(const at::Tensor& from, const at::Tensor& to)>;
+
   explicit ShardsOfAllRanks(torch::optim::Optimizer& optimizer)
       : optimizer_(optimizer), cover_(DescribeOptimizer(optimizer)) {}
+  // The state is that of these shards.
+  ShardsOfAllRanks(torch::optim::Optimizer& optimizer, const std::vector<OwnShard>& mine);
 
-  // Takes what SaveShards has written on one rank.
-  void Add(torch::serialize::InputArchive& archive);
+  // Takes what SaveShards has written on one rank. False, and nothing was taken, if only the archive
+  // with all elements will do: where `read` is given, and the state of a class that is not LibTorch's
+  // or on its way to a GPU.
+  bool Add(torch::serialize::InputArchive& archive, const ReadElements& read = nullptr);
   // Gives the optimizer what was added. Throws if something is missing.
   void Finish();
 
@@ -93,14 +110,18 @@ class ShardsOfAllRanks {
   struct Whole {
     at::Tensor parameter;
     std::size_t place = 0;
+    at::Tensor target;  // what the state is of
+    ShardRange wanted;
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::int64_t with_state = 0;  // elements
   };
   void Merge(Whole& whole, const ShardRange& range,
-             std::unique_ptr<torch::optim::OptimizerParamState> state);
+             std::unique_ptr<torch::optim::OptimizerParamState> state, const ReadElements& read);
 
   torch::optim::Optimizer& optimizer_;
   ShardCover cover_;
+  // By parameter: the shards that are wanted, in place of whole parameters.
+  std::optional<std::unordered_map<const void*, OwnShard>> mine_;
   std::unordered_map<const void*, Whole> wholes_;  // by parameter
 };
 

@@ -169,7 +169,8 @@ void List(const std::string& path) {
     const std::string file = Beside(path, name);
     Print(file + ": " + SizeText(file));
     ReadShards(path, name, index, [](OptimizerOfFile& one, InputArchive& own) {
-      const auto ranges = one.cover.Add(own);
+      const auto ranges = one.cover.RangesOf(own);
+      one.cover.Add(ranges);
       for (std::size_t place = 0; place < ranges.size(); ++place) {
         if (ranges[place].count == 0) continue;
         Print("  optimizer " + Quoted(one.name) + ", " + one.cover.line(place) + ": elements " +
@@ -198,7 +199,9 @@ int Verify(const std::string& path) {
   Index index;
   check([&] { index = ReadIndex(path); }, path);
   for (const std::string& name : index.shards) {
-    const auto add = [](OptimizerOfFile& one, InputArchive& own) { one.cover.Add(own); };
+    const auto add = [](OptimizerOfFile& one, InputArchive& own) {
+      one.cover.Add(one.cover.RangesOf(own));
+    };
     check([&] { ReadShards(path, name, index, add); }, Beside(path, name));
   }
   for (const OptimizerOfFile& one : index.optimizers) {

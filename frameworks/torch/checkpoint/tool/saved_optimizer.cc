@@ -122,7 +122,7 @@ void SavedOptimizer::CheckStates(InputArchive& archive) const {
 
 void SavedOptimizer::CheckNeedsNoStrides(InputArchive& archive) const {
   ShardCover cover(lines_);
-  const auto ranges = cover.Add(archive);
+  const auto ranges = cover.RangesOf(archive);
   for (std::size_t place = 0; place < ranges.size(); ++place) {
     const std::vector<std::int64_t> sizes = SizesInLine(cover.line(place)).value();
     const std::int64_t count = ranges[place].count;
