@@ -29,7 +29,7 @@ torch_version=2.11.0
 light_packages=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
 cuda_packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-nccl-cu13==2.28.9)
-bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec pytest mpi4py cloudpickle)   # what torch asks for but Triton and the GPU libraries, and what tests use
+bench_packages=(typing_extensions sympy filelock networkx jinja2 fsspec pytest mpi4py cloudpickle numpy)   # what torch asks for but Triton and the GPU libraries, and what tests use
 quiet=no
 cuda=no
 benchmarks=no

@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 
 import launch
 import memory
@@ -217,6 +218,28 @@ class Runner:
         for ranks in counts:
             sharding.compare(self.samples.works, ranks)
 
+    def checkpoint(self):
+        """What 4 ranks save 2 ranks load and save again, and 4 ranks load that."""
+        rounds = self.choose(1, 5, 9)
+        peers = {"fsdp2": "torch.distributed.checkpoint, FSDP2", "ddp": "torch.distributed.checkpoint, DistributedDataParallel"}
+
+        def started(variant):
+            def one(ranks, load, save):
+                if variant in peers:
+                    return self.launcher.torch(ranks, "checkpoint.py", variant, rounds, load or "-", save or "-")
+                return self.launcher.ranks(ranks, "checkpoint", "--rounds", rounds, "--load", load, "--save", save)
+
+            with tempfile.TemporaryDirectory(dir=self.launcher.scratch.name) as folder:
+                first, second = os.path.join(folder, "a"), os.path.join(folder, "b")
+                os.mkdir(first)
+                os.mkdir(second)
+                samples = [*one(4, "", first), *one(2, first, second), *one(4, second, "")]
+            return [{**sample, "work": f"MLP with Adam in shards: {sample['work']}",
+                     "variant": peers.get(sample["variant"], sample["variant"])} for sample in samples]
+
+        variants = ["ours", *(peers if self.has_torch("torch.distributed.checkpoint") else ())]
+        self.in_turn(self.choose(1, 3, 3), [lambda variant=variant: started(variant) for variant in variants])
+
     # ---- what needs no ranks, or more hosts ----
 
     def control(self):
@@ -325,7 +348,7 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("half", "kernels", "observing", "powersgd", "recompute", "sharded", "submission", "wrapper")
+OTHERS = ("checkpoint", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "submission", "wrapper")
 
 
 def why_unknown(name):
