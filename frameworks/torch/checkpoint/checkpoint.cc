@@ -96,7 +96,7 @@ void ReadShards(const std::string& path, detail::LoadedParts& loaded, const Stat
   (void)ErrorOf([&] { each = ranks > 1 && loaded.CanReadOwnShards(path); });
   const bool same =
       ranks == 1 ||
-      detail::ExchangeTexts("sirtaki/load_checkpoint/shards", each ? "yes" : "no", state).empty();
+      detail::ExchangeLists("load_checkpoint/shards", {each ? "yes" : "no"}, "", state).empty();
   const bool only_own = each && same;
   const auto with_path = [&path](const auto& call) {
     const std::string error = ErrorOf(call);
