@@ -35,13 +35,16 @@ struct SIRTAKI_API MemoryPlan {
   int ranks = 1;          // of the job
   int ranks_of_host = 1;  // of this host
   TrainedBytes of_rank;
-  std::vector<Choice>
-      choices;  // without shards first; those over hosts only where there are several
+  // The choices begin without shards; those over hosts are there where there are several.
+  std::vector<Choice> choices;
+  // For comparison: with shards of parameters too, as FSDP and stage 3 of ZeRO have them. The layer
+  // that is at work is whole there, and comes to this.
+  TrainedBytes fully_sharded;
   // This rank's process takes so much now, a page that k processes have counting one k-th (Pss); -1
   // where the system does not tell.
   std::int64_t in_use_now = -1;
 
-  // Returns a table with a line for each choice, in MiB.
+  // Returns a table with a line for each choice, and one for comparison, in MiB.
   std::string text() const;
 };
 

@@ -11,8 +11,10 @@
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
 #include "frameworks/torch/gradients/step_deltas.h"
+#include "frameworks/torch/session/session_scope.h"
 #include "frameworks/torch/state/equality.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/memory_plan.h"
 
 namespace sirtaki::detail {
 
@@ -68,6 +70,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
         options.share_parameters());
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
+  if (optimizer != nullptr) LogMemory(*optimizer, "before the first step");
   const bool first = members_.number() == 1 && set_.members.set == core::kWorldSet;
   if (!first || !set_.session->session().config().autotune) return;
   const std::string why_not = WhyNotTuned();
@@ -76,6 +79,21 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
   } else if (set_.rank() == set_.first()) {
     core::LogAnswer("autotune is off: " + why_not);
   }
+}
+
+// One rank of each host tells what its ranks take.
+void GradientReducer::Impl::LogMemory(const torch::optim::Optimizer& optimizer,
+                                      const std::string& when) const {
+  if (set_.size() == 1 || !core::LogEnabled(core::LogLevel::kInfo)) return;
+  const std::vector<int>& host_of_rank = set_.session->topology().host_of_rank;
+  const auto host = [&](int rank) { return host_of_rank[static_cast<std::size_t>(rank)]; };
+  for (const int rank : set_.ranks()) {
+    if (rank == set_.rank()) break;
+    if (host(rank) == host(set_.rank())) return;
+  }
+  const SessionScope scope(set_.session);
+  core::Log(core::LogLevel::kInfo,
+            "memory of " + members_.what() + " " + when + ":\n" + memory_plan(optimizer).text());
 }
 
 std::string GradientReducer::Impl::WhyNotTuned() const {
@@ -167,6 +185,8 @@ at::Tensor GradientReducer::Impl::Step(torch::optim::Optimizer& optimizer, LossC
                             : base_step(std::move(closure));
   AfterStep();
   if (tuner_) tuner_->AfterStep();
+  constexpr std::int64_t kSettled = 3;  // steps, after which memory is what it will be
+  if (++steps_made_ == kSettled) LogMemory(optimizer, "after some steps");
   return loss;
 }
 

@@ -75,6 +75,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
 
  private:
   std::string WhyNotTuned() const;
+  void LogMemory(const torch::optim::Optimizer& optimizer, const std::string& when) const;
   void BeforeStep(const torch::optim::Optimizer& optimizer, bool with_closure);
   void MakeDense() const;
   at::Tensor CombinedStep(LossClosure closure, const BaseStep& base_step);
@@ -133,6 +134,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
   std::int64_t steps_ = 0;  // as parameters are checked
+  std::int64_t steps_made_ = 0;
   // A module ends its step in the next forward(), where it may wait: at the end of a backward() the
   // ranks may have met several modules in different orders.
   bool step_ends_ = false;

@@ -105,6 +105,8 @@ MemoryPlan memory_plan(const TrainedBytes& of_rank, int ranks, int ranks_of_host
   plan.of_rank = of_rank;
   plan.in_use_now = PssOfThisProcess();
   const std::int64_t here = ranks_of_host;
+  plan.fully_sharded = {of_rank.parameters * here / ranks, of_rank.gradients * here / ranks,
+                        of_rank.state * here / ranks};
   plan.choices.push_back(
       {Shard::None,
        ShardOver::All,
@@ -145,12 +147,14 @@ std::string MemoryPlan::text() const {
                 ("MiB on a host, ranks: " + std::to_string(ranks_of_host)).c_str(), "parameters",
                 "gradients", "state", "together");
   std::string text = line;
-  for (const Choice& choice : choices) {
-    std::snprintf(line, sizeof(line), "%-28s%12.1f%12.1f%12.1f%12.1f\n", NameOf(choice).c_str(),
-                  mebibytes(choice.of_host.parameters), mebibytes(choice.of_host.gradients),
-                  mebibytes(choice.of_host.state), mebibytes(choice.together()));
+  const auto add = [&](const std::string& name, const TrainedBytes& bytes) {
+    std::snprintf(line, sizeof(line), "%-28s%12.1f%12.1f%12.1f%12.1f\n", name.c_str(),
+                  mebibytes(bytes.parameters), mebibytes(bytes.gradients), mebibytes(bytes.state),
+                  mebibytes(bytes.parameters + bytes.gradients + bytes.state));
     text += line;
-  }
+  };
+  for (const Choice& choice : choices) add(NameOf(choice), choice.of_host);
+  add("(FSDP, for comparison)", fully_sharded);
   if (in_use_now >= 0) {
     std::snprintf(line, sizeof(line), "this process takes %.1f MiB now (Pss), all included\n",
                   mebibytes(in_use_now));

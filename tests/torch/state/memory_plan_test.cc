@@ -42,6 +42,9 @@ TEST(MemoryPlanTest, SeveralHosts) {
   EXPECT_EQ(Together(plan, Shard::None), 8 * kBytes);
   EXPECT_EQ(Together(plan, Shard::OptimizerState), (2 + 2 + 1) * kBytes);
   EXPECT_EQ(Together(plan, Shard::Gradients), 2 * kBytes + kBytes / 2 + kBytes);
+  EXPECT_EQ(plan.fully_sharded.parameters, kBytes / 2);
+  EXPECT_EQ(plan.fully_sharded.gradients, kBytes / 2);
+  EXPECT_EQ(plan.fully_sharded.state, kBytes);
   EXPECT_EQ(Together(plan, Shard::OptimizerState, ShardOver::Host), (1 + 2 + 2) * kBytes);
   EXPECT_EQ(Together(plan, Shard::Gradients, ShardOver::Host), (1 + 1 + 2) * kBytes);
 }
