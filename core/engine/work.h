@@ -112,12 +112,18 @@ class HandleState {
 
 using HandlePtr = std::shared_ptr<HandleState>;
 
+// The first element of each member's part of a tensor, and the end of the last one.
+using PartCuts = std::shared_ptr<const std::vector<std::int64_t>>;
+
 // The part of an all-reduce's result that is all of it that a rank needs. Whoever reduces may bring it
 // to `memory` and leave the output as it is, or write the output as if nothing were kept.
 struct KeptPart {
   std::int64_t begin = 0;  // bytes of the output
   std::int64_t bytes = 0;
   void* memory = nullptr;
+  // Where all members keep a part, which follows from the signature, nobody needs the whole output.
+  // Null: some may need it.
+  PartCuts cuts;
   bool is_there = false;  // set by whoever has brought it there
 };
 

@@ -247,18 +247,27 @@ SegmentReduction ReductionOf(const GroupTask& task) {
           .after = factors.result};
 }
 
+// Whether each member gets its part, and nothing else. All members know that alike, as somebody who
+// has joined is silent.
+bool OnlyPartsAreKept(const GroupTask& task) {
+  return task.silent.empty() && !WireType(task) &&
+         std::all_of(task.items.begin(), task.items.end(), AllKeepParts);
+}
+
 }  // namespace
 
 std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
-  const SegmentReduction how = ReductionOf(*context.task);
-  if (!context.task->signature().wire &&
-      context.task->route.rootless->ReducesSegments(context.task->channel, how)) {
+  const GroupTask& task = *context.task;
+  if (OnlyPartsAreKept(task) && task.route.rootless->ReducesParts(task.channel)) {
+    return MakeReduceScatterRun(context);
+  }
+  const SegmentReduction how = ReductionOf(task);
+  if (!task.signature().wire && task.route.rootless->ReducesSegments(task.channel, how)) {
     return std::make_unique<SegmentsReduceRun>(context, how);
   }
-  const std::optional<DType> wire = WireType(*context.task);
+  const std::optional<DType> wire = WireType(task);
   // A tensor that is scaled when it is loaded would be rounded there as well.
-  if (wire && context.task->channel.lane == fusion::Lane::kLarge &&
-      !ScalesBeforeFilling(context.task->signature())) {
+  if (wire && task.channel.lane == fusion::Lane::kLarge && !ScalesBeforeFilling(task.signature())) {
     return std::make_unique<HalfReduceRun>(context, *wire);
   }
   return std::make_unique<WindowReduceRun>(context);

@@ -1,5 +1,6 @@
 // Reduce-scatter: every member gets its rows from all others and reduces them, in the order of the
-// members; or the backend reduces them on their way, in an order of its own.
+// members; or the backend reduces them on their way, in an order of its own. An all-reduce of which
+// each member keeps a part only is one as well.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -72,7 +73,9 @@ class ReduceScatterRun : public GroupRun {
       if (const void* input = ReducedInput(item); input != nullptr) {
         piece.input = static_cast<const std::byte*>(input) + share.first * BytesOf(element);
       }
-      if (member == self() && item.work != nullptr) piece.output = item.work->output;
+      if (member == self() && item.work != nullptr) {
+        piece.output = AllKeepParts(item) ? item.work->kept->memory : item.work->output;
+      }
       pieces.push_back(piece);
     }
     return {element, moved_, std::move(pieces), cutting, IdentityOf(op_, moved_)};
@@ -84,7 +87,7 @@ class ReduceScatterRun : public GroupRun {
         (by_backend_ ? 1 : 2) * static_cast<std::int64_t>(shares_.size()) * window_bytes_));
     if (by_backend_) return NextByBackend(parts);
     if (round_ > 0) Reduce(parts);
-    if (round_ == rounds_) return false;
+    if (round_ == rounds_) return End();
     trace_.Pack();
     slices_.Clear();
     if (!task()->joined()) {
@@ -108,7 +111,7 @@ class ReduceScatterRun : public GroupRun {
       trace_.Unpack();
       shares_[own_].StoreFrom(shares_[own_].windows()[round_ - 1], own, after_);
     }
-    if (round_ == rounds_) return false;
+    if (round_ == rounds_) return End();
     trace_.Pack();
     counts_.clear();
     std::byte* next = parts;
@@ -122,6 +125,13 @@ class ReduceScatterRun : public GroupRun {
     BeginRootless(
         [&] { return rootless_.ReduceScatter(channel(), parts, counts_, moved_, Combining(op_)); });
     return true;
+  }
+
+  bool End() {
+    for (const GroupItem& item : task()->items) {
+      if (AllKeepParts(item)) item.work->kept->is_there = true;
+    }
+    return false;
   }
 
   void Give(std::size_t taker, std::byte* parts) {

@@ -40,7 +40,16 @@ std::vector<fusion::Piece> ReducedPieces(const GroupTask& task) {
   return pieces;
 }
 
+bool AllKeepParts(const GroupItem& item) {
+  return item.work != nullptr && item.work->kept && item.work->kept->cuts;
+}
+
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member) {
+  if (AllKeepParts(item)) {
+    const std::int64_t of_each = ElementsOf(*item.signature).of_each;
+    const std::int64_t* const cut = item.work->kept->cuts->data() + member;
+    return {cut[0] * of_each, (cut[1] - cut[0]) * of_each};
+  }
   const std::vector<std::int64_t>& shape = item.signature->shape;
   const std::int64_t rows = shape.empty() ? 0 : shape.front();
   if (rows == 0) return {};

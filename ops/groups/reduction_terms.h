@@ -27,11 +27,14 @@ inline bool KeepsResult(const GroupTask& task) {
   return task.signature().kind != core::OpKind::kReduce || task.rank == task.signature().root;
 }
 
-// A member's rows of a tensor that is reduced and scattered.
+// A member gets this of a tensor that is reduced and scattered: some rows, or the part that it keeps.
 struct Share {
-  std::int64_t first = 0;  // of their elements
+  std::int64_t first = 0;  // of its elements
   std::int64_t count = 0;
 };
+// Whether each member keeps a part of this all-reduce, and nobody needs the whole. The same on all
+// members that have not joined.
+bool AllKeepParts(const GroupItem& item);
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 
 // This rank gives this to a reduction: null if it has joined or has no gradient this time.

@@ -357,6 +357,16 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
         in_place_ ? 0 : BytesOf(c.signature.dtype, c.OutputCount(rank, size)) + kGuard, kUntouched);
     work->output = in_place_ ? memory->input.data() : memory->output.data();
   }
+  if (c.in_parts) {
+    work->kept.emplace();
+    work->kept->cuts = c.Cuts(size);
+    const std::int64_t* const cut = work->kept->cuts->data() + rank;
+    work->kept->begin = BytesOf(c.signature.dtype, cut[0]);
+    work->kept->bytes = BytesOf(c.signature.dtype, cut[1] - cut[0]);
+    memory->part.assign(work->kept->bytes + kGuard, kUntouched);
+    work->kept->memory = memory->part.data();
+  }
+  work_ = work;
   item.work = std::move(work);
   return item;
 }
@@ -405,6 +415,13 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   ASSERT_TRUE(handle_->status().ok()) << handle_->status().ToString();
   EXPECT_EQ(memory_->seen_rows, ExpectedRows(c, rank, size));
   const std::optional<Memory> expected = ExpectedOf(c, rank, size);
+  if (has_part()) {
+    const auto begin = expected->begin() + work_->kept->begin;
+    Memory part(begin, begin + work_->kept->bytes);
+    part.resize(memory_->part.size(), kUntouched);
+    ExpectSame(c, size, memory_->part, part);
+    return;
+  }
   if (!in_place_ || !expected) {
     EXPECT_TRUE(memory_->input == InputOf(c, rank)) << "the input was written to";
   }
@@ -418,6 +435,15 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   // The guard; all of the memory where nothing was to be written.
   whole.resize(memory_->output.size(), kUntouched);
   ExpectSame(c, size, memory_->output, whole);
+}
+
+core::PartCuts RunCase::Cuts(int size) const {
+  std::vector<std::int64_t> cuts;
+  for (std::int64_t rank = 0; rank < size; ++rank) {
+    cuts.push_back(signature.ElementCount() * rank * rank / (size * size));
+  }
+  cuts.push_back(signature.ElementCount());
+  return std::make_shared<const std::vector<std::int64_t>>(std::move(cuts));
 }
 
 std::vector<std::int64_t> UnequalSplits(std::int64_t rows, int rank, int size) {

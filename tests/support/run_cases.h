@@ -28,12 +28,15 @@ struct RunCase {
   std::vector<std::vector<std::int64_t>> splits = {};  // by rank; empty: equal parts
   int absent = -1;                                     // the rank that has no gradient
   core::RankRanges joined = {};
+  bool in_parts = false;  // each rank keeps a part of an all-reduce, and nobody needs the whole
 
   bool Joined(int rank) const { return joined.Contains(rank); }
   // The rows that `from` gives to `to`, of kinds that have rows.
   std::int64_t RowsFromTo(int from, int to, int size) const;
   std::int64_t InputCount(int rank) const;
   std::int64_t OutputCount(int rank, int size) const;  // where no output is allocated on the way
+  // The elements that each rank keeps, one after the other; most are more than those before.
+  core::PartCuts Cuts(int size) const;
   std::string ToString() const;
 };
 
@@ -65,6 +68,7 @@ class RunSide {
   const core::HandlePtr& handle() const { return handle_; }
   // Compares every byte, except of averages on GPUs, which may round the shares of the ranks.
   void Check(const RunCase& c, int rank, int size) const;
+  bool has_part() const { return work_ && work_->kept && work_->kept->is_there; }
   const Memory& result() const { return in_place_ ? memory_->input : memory_->output; }
 
  private:
@@ -73,6 +77,7 @@ class RunSide {
   struct Tensors {
     Memory input;
     Memory output;
+    Memory part;  // of in_parts
     bool allocated = false;
     std::vector<std::int64_t> seen_rows;
   };
@@ -80,6 +85,7 @@ class RunSide {
   std::shared_ptr<Tensors> memory_ = std::make_shared<Tensors>();
   bool in_place_ = false;
   core::HandlePtr handle_;
+  core::WorkPtr work_;
 };
 
 // An empty batch of ranks 0 to size - 1, whose limits send tensors of some hundred bytes to the large

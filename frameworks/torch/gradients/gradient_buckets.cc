@@ -50,13 +50,18 @@ std::vector<std::int64_t> SeenPlaces(const GradientBuckets::Gradients& members) 
   return places;
 }
 
-// The keys and strides, which all ranks must have alike: memory is reduced as it lies.
+// The keys, strides and cuts, which all ranks must have alike: memory is reduced as it lies.
 std::uint64_t LayoutOf(const GradientBuckets::Gradients& gradients,
-                       const std::vector<std::vector<std::int64_t>>& strides, bool in_arena) {
+                       const std::vector<std::vector<std::int64_t>>& strides,
+                       const std::vector<core::PartCuts>& cuts, bool in_arena) {
   std::string text = in_arena ? "in an arena " : "";
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     text += gradients[i]->key();
     for (const std::int64_t stride : strides[i]) text += ' ' + std::to_string(stride);
+    if (cuts[i]) text += " cut at";
+    for (std::size_t c = 0; cuts[i] && c < cuts[i]->size(); ++c) {
+      text += ' ' + std::to_string((*cuts[i])[c]);
+    }
     text += '\0';
   }
   return std::max<std::uint64_t>(core::Digest(text.data(), text.size()), 1);
@@ -267,12 +272,14 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllReduce;
   std::vector<std::vector<std::int64_t>> strides;
+  std::vector<core::PartCuts> cuts;
   for (const auto& gradient : gradients) {
+    cuts.push_back(gradient->CutsIfSharded());
     strides.push_back(ContractStrides(gradient->parameter()));
     signature->parts.push_back(
         std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
   }
-  signature->layout = LayoutOf(gradients, strides, !places.empty());
+  signature->layout = LayoutOf(gradients, strides, cuts, !places.empty());
   signature->round = rule_->at_backward ? 1 : 0;  // as most of them are
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
   const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
@@ -285,6 +292,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
         Bucket::PartOf(bucket, i, gradients[i],
                        std::make_shared<const core::Signature>(gradients[i]->ParameterSignature()),
                        std::move(strides[i]));
+    part->cuts = std::move(cuts[i]);
     if (!places.empty()) part->place = std::move(places[i]);
     if (gradients[i]->shared()) bucket->is_shared = true;  // since the layout was made
     gradients[i]->PutInto(std::move(part));

@@ -67,6 +67,7 @@ struct BucketPart {
   std::weak_ptr<ParameterGradient> gradient;
   core::SignaturePtr like;            // what it is like, on all ranks,
   std::vector<std::int64_t> strides;  // and how its memory lies
+  core::PartCuts cuts;                // of the ranks' shards; null: some need the whole
   std::optional<ArenaPlace> place;    // none: the bucket has no arena
   // The work of the last round serves again. It is used by whoever has reported the gradient's
   // gate.

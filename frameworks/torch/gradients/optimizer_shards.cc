@@ -352,6 +352,12 @@ std::optional<core::KeptPart> OptimizerShards::PartToKeep(const at::Tensor& para
   return kept;
 }
 
+core::PartCuts OptimizerShards::CutsOf(const at::Tensor& parameter) const {
+  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  if (found == shards_.end()) return nullptr;
+  return std::make_shared<const std::vector<std::int64_t>>(found->second.cuts);
+}
+
 void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                                    const at::Tensor& shard) {
   const auto found = shards_.find(parameter.unsafeGetTensorImpl());

@@ -69,6 +69,8 @@ class OptimizerShards {
   // `*shard` gets memory for it.
   std::optional<core::KeptPart> PartToKeep(const at::Tensor& parameter, const at::Tensor& result,
                                            at::Tensor* shard) const;
+  // Returns how a parameter was cut; null if it was not.
+  core::PartCuts CutsOf(const at::Tensor& parameter) const;
   // Keeps this rank's shard of an average: `shard` if that is defined. Throws InvalidArgument if there
   // is one that no step has used, or the parameter could not be cut. This and PartToKeep are called on
   // autograd's threads too, for different parameters at once.

@@ -112,6 +112,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // of. With a hook the request moves nothing.
   core::Signature ParameterSignature();
   core::Signature ExpectedSignature();
+  // The cuts of the shards in which its averages are kept, if no rank needs the whole of them; else
+  // null.
+  core::PartCuts CutsIfSharded() const;
   // Precondition of PutInto: it is not under way.
   void PutInto(std::shared_ptr<BucketPart> part) { part_ = std::move(part); }
   // Takes its bucket apart: all of its gradients go by themselves from their next Submit on.

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
@@ -105,7 +106,26 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
   const OptimizerShards* const shards = what_.counts->shards.get();
   if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook) {
     part.work->kept = shards->PartToKeep(what_.parameter, memory.result, &memory.shard);
+    if (!part.cuts) return;
+    if (!part.work->kept) {
+      throw std::invalid_argument(
+          "its parameter has another shape or lies in memory in another order than when it was cut "
+          "into shards: choose the memory format before the optimizer is made");
+    }
+    part.work->kept->cuts = part.cuts;
   }
+}
+
+// Sums come in another order where each rank gets its shard only, which the option deterministic
+// does not allow.
+core::PartCuts ParameterGradient::CutsIfSharded() const {
+  const OptimizerShards* const shards = what_.counts->shards.get();
+  if (shards == nullptr || what_.rule->hook || !what_.parameter.is_cpu() ||
+      shards->set().members.ranks != set_.members.ranks ||
+      set_.session->session().config().deterministic) {
+    return nullptr;
+  }
+  return shards->CutsOf(what_.parameter);
 }
 
 std::string ParameterGradient::TryGiveMemory(BucketPart& part) {
@@ -114,6 +134,8 @@ std::string ParameterGradient::TryGiveMemory(BucketPart& part) {
     return {};
   } catch (const c10::OutOfMemoryError& error) {
     return WhyNoMemory(error);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
   } catch (const std::exception& error) {
     // An error on a GPU may be any failure of the device, which a copy has come upon.
     return part.on_gpu() != nullptr ? TextOf(error) : WhyNoMemory(error);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -77,6 +78,7 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
       for (std::size_t b = 0; b < batches.size(); ++b) {
         for (std::size_t i = 0; i < batches[b].size(); ++i) {
           sides[b][i].Check(batches[b][i], rank, size());
+          parts_ += sides[b][i].has_part() ? 1 : 0;
         }
       }
       CheckPhases(*observer);
@@ -114,6 +116,8 @@ class GroupRunTest : public ::testing::TestWithParam<Mode> {
     for (const RunCase& c : cases) batches.push_back({c});
     Run(batches);
   }
+
+  std::atomic<int> parts_{0};  // were brought to the ranks that keep them, by now
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
@@ -123,6 +127,35 @@ INSTANTIATE_TEST_SUITE_P(Modes, GroupRunTest,
                              Mode{3, tests::Seen::kAll}, Mode{4, tests::Seen::kAll},
                              Mode{2, tests::Seen::kNothing}, Mode{3, tests::Seen::kNothing}))),
                          NameOf);
+
+// The whole is reduced where one of the group is needed whole, or somebody has joined.
+TEST_P(GroupRunTest, BringsToEachRankThePartThatItKeeps) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMax}) {
+    for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kC64}) {
+      if (!core::IsDefined(op, dtype)) continue;
+      Cases cases;
+      for (RunCase c : ReducingCases(op, dtype, size())) {
+        if (c.signature.kind != OpKind::kAllReduce || !c.joined.empty()) continue;
+        c.in_parts = true;
+        cases.push_back(c);
+      }
+      ASSERT_GT(cases.size(), 5U);
+      const int before = parts_;
+      RunAloneAndTogether(cases);
+      // A port that reduces parts does so for half types after they were widened only.
+      if (size() > 1 && !GetParam().shared) {
+        EXPECT_EQ(parts_ > before, dtype != DType::kBF16) << core::DTypeName(dtype);
+      }
+      if (size() > 1) cases.back().absent = size() - 1;
+      Run({cases, {cases.back()}});
+      cases.back().absent = -1;
+      cases.front().in_parts = false;
+      Run({cases});
+      for (RunCase& c : cases) c.joined = RankRanges{0};
+      if (size() > 1) Run({cases, {cases.back()}});
+    }
+  }
+}
 
 bool Exact(ReduceOp op) { return op != ReduceOp::kAdasum; }
 

@@ -262,6 +262,8 @@ inline Program::Program(std::uint64_t of_seed) : seed(of_seed) {
     }
     steps.push_back(step);
   }
+  // The sum of two has the same bits in any order.
+  if (size == 2) config.deterministic = draw.OneIn(2);
 }
 
 inline DistributedOptimizerOptions Program::Options(bool sharded) const {
