@@ -11,6 +11,7 @@
 //   adam-gradients    adam with Shard::Gradients
 //   adam-sharded-fused, adam-gradients-fused  both
 //   …-copies          of a sharded one: without share_parameters
+//   …-over-host       of a sharded one: with ShardOver::Host
 //   no-communication  the ranks side by side, with the same allocator; on one rank: one rank alone
 //   loop              plain LibTorch; one MPI_Allreduce per parameter after backward
 //   plain             plain LibTorch; nothing of Sirtaki or MPI is started
@@ -104,13 +105,15 @@ std::vector<double> Run(const std::string& variant, const Work& work, int ranks)
   if (variant.rfind("adam", 0) == 0) {
     torch::optim::Adam adam(trainer.model()->parameters(), torch::optim::AdamOptions(1e-4));
     const auto has = [&](const char* word) { return variant.find(word) != std::string::npos; };
-    auto optimizer = DistributedOptimizer(std::move(adam), trainer.model()->named_parameters(),
-                                          DistributedOptimizerOptions()
-                                              .shard(has("gradients") ? Shard::Gradients
-                                                     : has("sharded") ? Shard::OptimizerState
-                                                                      : Shard::None)
-                                              .share_parameters(!has("copies"))
-                                              .fused(has("fused")));
+    auto optimizer =
+        DistributedOptimizer(std::move(adam), trainer.model()->named_parameters(),
+                             DistributedOptimizerOptions()
+                                 .shard(has("gradients") ? Shard::Gradients
+                                        : has("sharded") ? Shard::OptimizerState
+                                                         : Shard::None)
+                                 .shard_over(has("over-host") ? ShardOver::Host : ShardOver::All)
+                                 .share_parameters(!has("copies"))
+                                 .fused(has("fused")));
     broadcast_parameters(*trainer.model(), 0);
     return Train(work, trainer, optimizer, [] {});
   }

@@ -12,7 +12,17 @@ PEERS = {"ddp": "DistributedDataParallel", "zero": "ZeroRedundancyOptimizer",
          "fsdp2-kept": "FSDP2, reshard_after_forward=False"}
 ADAMS = {"": "loop", "-fused": "fused"}  # the end of a variant's name, and what Adam is then
 EMPTY = ("vectors", "nothing")  # ranks of ours and of the peers that have no model
+ON_HOSTS = {"adam-sharded": "state", "adam-gradients": "gradients", "adam-sharded-over-host": "state, over each host",
+            "adam-gradients-over-host": "gradients, over each host"}
 STEP, MEMORY = "step", "peak memory"
+
+
+def on_hosts(sample):
+    """The sample of a variant on several hosts as the samples of works: one, or one beside each of the others."""
+    variant = sample["variant"]
+    names = [ON_HOSTS[variant]] if variant in ON_HOSTS else ON_HOSTS.values()
+    ours = table.OURS if variant in ON_HOSTS else "ours, unsharded"
+    return [{**sample, "work": f"{TITLE}, 2 hosts, 1 Gbit, sharded {name}: {STEP}", "variant": ours} for name in names]
 
 
 def compare(works, ranks):

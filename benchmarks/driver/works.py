@@ -218,6 +218,22 @@ class Runner:
         for ranks in counts:
             sharding.compare(self.samples.works, ranks)
 
+    def sharded_hosts(self):
+        steps = self.choose(1, 6, 12)
+        program = self.launcher.program("training")
+
+        def started(variant):
+            try:
+                samples = self.launcher.run([*self.launcher.on_hosts(2, 2, self.choose(10000, 1000, 1000)), program, variant,
+                                             "--model", "mlp", "--batch", "8", "--steps", str(steps)])
+            except launch.Skipped as reason:
+                self.skip("sharded optimizers on two hosts with 1 Gbit links", str(reason))
+                return []
+            return [made for sample in samples for made in sharding.on_hosts(sample)]
+
+        variants = ("adam", *self.choose(["adam-gradients"], sharding.ON_HOSTS, sharding.ON_HOSTS))
+        self.in_turn(self.choose(1, 3, 5), [lambda variant=variant: started(variant) for variant in variants])
+
     def checkpoint(self):
         """What 4 ranks save 2 ranks load and save again, and 4 ranks load that."""
         rounds = self.choose(1, 5, 9)
@@ -348,7 +364,7 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("checkpoint", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "submission", "wrapper")
+OTHERS = ("checkpoint", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "wrapper")
 
 
 def why_unknown(name):
