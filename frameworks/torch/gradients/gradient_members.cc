@@ -1,6 +1,7 @@
 #include "frameworks/torch/gradients/gradient_members.h"
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_set>
 #include <utility>
 
@@ -74,8 +75,11 @@ const ParameterGradient* GradientMembers::FirstReported() const {
   return found == all_.end() ? nullptr : found->get();
 }
 
-bool GradientMembers::AnyTouched() const {
-  const auto is_touched = [](const GradientPtr& member) { return member->gate().touched(); };
+bool GradientMembers::AnyTouched(const std::vector<GradientPtr>& except) const {
+  const auto is_touched = [&except](const GradientPtr& member) {
+    return member->gate().touched() &&
+           std::find(except.begin(), except.end(), member) == except.end();
+  };
   // A gradient that is counted may be one that the optimizer no longer has.
   return std::any_of(others_.begin(), others_.end(), is_touched) ||
          (counts_->gates.touched > 0 && std::any_of(all_.begin(), all_.end(), is_touched));
@@ -172,9 +176,10 @@ void GradientMembers::Take(const NamedParameters& named) {
                                   core::Key::Named(set_.members.set, gradient->key()), gradient);
     gradient->Attach();
   }
-  has_new_ = std::any_of(gradients.begin(), gradients.end(), [this](const GradientPtr& gradient) {
-    return std::find(all_.begin(), all_.end(), gradient) == all_.end();
-  });
+  newest_.clear();
+  const std::unordered_set<GradientPtr> known(all_.begin(), all_.end());
+  std::copy_if(gradients.begin(), gradients.end(), std::back_inserter(newest_),
+               [&known](const GradientPtr& gradient) { return known.count(gradient) == 0; });
   all_ = std::move(gradients);
 }
 

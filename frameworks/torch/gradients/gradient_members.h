@@ -42,8 +42,9 @@ class GradientMembers {
   // Takes the parameters of the optimizer that are new and drops those that are gone. Collective if
   // anything has changed since the last time; true if so.
   bool Scan(const torch::optim::Optimizer& optimizer);
-  // Whether a parameter was new when something changed last. No hook has seen a backward() of it.
-  bool has_new() const { return has_new_; }
+  // Those that were new when something changed last. No hook of this optimizer has seen a backward()
+  // of them.
+  const std::vector<GradientPtr>& added() const { return newest_; }
   // Takes the parameters that it was made with. Collective.
   void TakeAll();
 
@@ -58,8 +59,8 @@ class GradientMembers {
   const std::vector<GradientPtr>& all() const { return all_; }
   // The first gradient that is being reduced; null: none is. Looks at all of them only if some are.
   const ParameterGradient* FirstReported() const;
-  // Whether a backward() has written one since its last average.
-  bool AnyTouched() const;
+  // Whether a backward() has written one since its last average, apart from these.
+  bool AnyTouched(const std::vector<GradientPtr>& except) const;
   // Whether one belongs to another optimizer as well, or has.
   bool AnyShared() const { return counts_->shared > 0 || !others_.empty(); }
   // Which average of its step the next one is; 0 where nobody counts.
@@ -95,7 +96,7 @@ class GradientMembers {
   int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
   std::vector<GradientPtr> all_;
-  bool has_new_ = false;
+  std::vector<GradientPtr> newest_;
   std::vector<GradientPtr> others_;  // of these, those that another optimizer has made, and counts
 };
 

@@ -111,8 +111,10 @@ void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
   scanned_ = false;
   // Averages come in any order, and the parameters are cut in that of the optimizer.
   if (rule_->keeps_shards) CutParameters(optimizer);
-  // The backward() of this step has not averaged what was added behind zero_grad().
-  if (members_.has_new()) synchronized_ = false;
+  // The average of this step did not have what was added behind zero_grad().
+  if (synchronized_) {
+    late_.insert(late_.end(), members_.added().begin(), members_.added().end());
+  }
   buckets_.Renew();
   scanned_ = true;
   if (!rule_->at_backward) return;
@@ -274,6 +276,7 @@ void GradientReducer::Impl::BeginStep() {
 // The following backward() belong to another step.
 void GradientReducer::Impl::AfterStep() {
   synchronized_ = false;
+  late_.clear();
   members_.ForgetJoined();
   if (rule_->keeps_shards) shards_->DropGradients();
   timed_ = false;

@@ -2,6 +2,7 @@
 // concludes; at the end of a backward() beside others, in synchronize() by itself.
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -38,10 +39,12 @@ void GradientReducer::Impl::NoteAverages() {
   for (const GradientPtr& member : members_.all()) averages_before_.push_back(member->averages());
 }
 
-// Another optimizer of this parameter has averaged it with the average that is due here, in the
-// same backward() or, on a rank that ran none, in its synchronize().
+// The average of this step had it, and is made up for those that it did not have. Or another optimizer
+// of this parameter has averaged it with the average that is due here, in the same backward() or, on
+// a rank that ran none, in its synchronize().
 bool GradientReducer::Impl::IsDone(std::size_t index) const {
   const GradientPtr& member = members_.all()[index];
+  if (!late_.empty()) return std::find(late_.begin(), late_.end(), member) == late_.end();
   if (!member->shared() || !rule_->at_backward || held_) return false;
   return member->averages() - averages_before_[index] > averages_;
 }
@@ -70,21 +73,25 @@ void GradientReducer::Impl::Attempt(const Call& call) {
 }
 
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
-void GradientReducer::Impl::BeginAverage() {
+void GradientReducer::Impl::BeginAverage(bool only_late) {
   synchronized_ = false;
-  members_.ForgetJoined();
+  if (!only_late) {
+    late_.clear();
+    members_.ForgetJoined();
+  }
   UnderWay& now = under_way_.emplace();
   now.mates = MatesOfShared();
-  // Those in buckets that the optimizer has no more.
-  if (buckets_.renews()) {
-    now.mates.insert(now.mates.end(), buckets_.gradients().begin(), buckets_.gradients().end());
-  }
   const auto take = [&](const GradientPtr& member, bool is_done) {
     if (!is_done && !now.outcome.error) Attempt([&] { SubmitUnlessReported(member); });
     if (member->gate().reported()) now.outstanding.push_back(member);
   };
   for (std::size_t i = 0; i < members_.all().size(); ++i) take(members_.all()[i], IsDone(i));
   for (const GradientPtr& mate : now.mates) take(mate, /*is_done=*/false);
+  if (buckets_.renews()) {
+    // Those in buckets that the optimizer has no more, where none that is late is.
+    for (const GradientPtr& mate : buckets_.gradients()) take(mate, /*is_done=*/only_late);
+    now.mates.insert(now.mates.end(), buckets_.gradients().begin(), buckets_.gradients().end());
+  }
   if (rule_->hook && !now.outcome.error) {
     for (const GradientPtr& member : now.outstanding) Attempt([&] { member->LaunchAlone(); });
   }
@@ -142,6 +149,7 @@ GradientReducer::Impl::Outcome GradientReducer::Impl::EndAverage() {
   passes_ = 0;
   const Outcome outcome = under_way_->outcome;
   under_way_.reset();
+  late_.clear();
   // The others know now, or have made no step either.
   if (members_.round() == kRoundAfterThrow || outcome.threw_elsewhere) Forget(Untold::kUnheard);
   if (!outcome.error) {
@@ -167,11 +175,12 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
   AwaitEnds();
   // The others may not have touched in no_sync() what this rank has.
-  if (synchronized_ && !held_ && !members_.AnyTouched()) return;
+  const bool is_averaged = synchronized_ && !held_ && !members_.AnyTouched(late_);
+  if (is_averaged && late_.empty()) return;
   CheckSession();
   EndFailed();
   members_.CheckStreams();
-  BeginAverage();
+  BeginAverage(/*only_late=*/is_averaged);
   CollectEnd(/*wait=*/true);
   if (const Outcome outcome = EndAverage(); outcome.error) std::rethrow_exception(outcome.error);
 }

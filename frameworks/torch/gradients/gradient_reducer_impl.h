@@ -109,7 +109,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   };
   template <class Call>
   void Attempt(const Call& call);
-  void BeginAverage();
+  // `only_late`: of those that the average of this step did not have.
+  void BeginAverage(bool only_late = false);
   Outcome EndAverage();
   // A backward() has thrown when all gradients had been submitted: the other ranks do not know.
   enum class Untold : std::uint8_t {
@@ -133,6 +134,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   bool scanned_ = false;  // what the members are was taken in; not if something could not be cut
   // All gradients are averaged, and no step has used them yet.
   bool synchronized_ = false;
+  // The gradients of parameters that came after that: the next average of the step is of these alone.
+  std::vector<GradientPtr> late_;
   std::int64_t steps_ = 0;  // as parameters are checked
   std::int64_t steps_made_ = 0;
   // A module ends its step in the next forward(), where it may wait: at the end of a backward() the

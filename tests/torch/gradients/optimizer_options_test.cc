@@ -783,6 +783,43 @@ TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
   }
 }
 
+// The average is made up for the new one alone: a second average of the others, with a factor, would
+// have other last bits.
+TEST(LaterTest, AParameterAddedBehindZeroGradLeavesTheOtherAveragesAsTheyAre) {
+  const auto train = [](const Options& options, bool behind, bool by_synchronize) {
+    std::vector<torch::Tensor> trained(2);
+    RunTorchRanks(2, [&](int rank) {
+      auto first = OptionZeros(100);
+      auto second = OptionZeros(100);
+      auto added = OptionZeros(100);
+      auto optimizer = WrapWith({{"first", first}, {"second", second}}, options);
+      for (int step = 0; step < 5; ++step) {
+        const auto add = [&](bool now) {
+          if (step != 2 || !now) return;
+          optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+        };
+        add(!behind);
+        optimizer.zero_grad();
+        add(behind);
+        const auto all = torch::cat({first, second, step < 2 ? added.detach() : added});
+        (all * (torch::arange(300) * 0.37 + rank * 0.7 + step * 0.3).sin()).sum().backward();
+        if (by_synchronize) optimizer.synchronize();
+        optimizer.step();
+      }
+      trained[static_cast<std::size_t>(rank)] = torch::cat({first, second, added}).detach();
+    });
+    EXPECT_TRUE(torch::equal(trained[0], trained[1]));
+    return trained[0];
+  };
+  for (const Average average : {Average::Backward, Average::Step}) {
+    const Options options = Options().average_at(average).gradient_predivide_factor(3);
+    const torch::Tensor expected = train(options, /*behind=*/false, /*by_synchronize=*/false);
+    for (const bool by_synchronize : {false, true}) {
+      EXPECT_TRUE(torch::equal(train(options, /*behind=*/true, by_synchronize), expected));
+    }
+  }
+}
+
 TEST(LaterTest, AnAddedParameterMayBeReplaced) {
   RunTorchRanks(2, [](int rank) {
     auto first = OptionZeros(1);

@@ -243,9 +243,6 @@ inline Program::Program(std::uint64_t of_seed) : seed(of_seed) {
     step.infinite = scales && draw.OneIn(4);
     // LibTorch's Adagrad steps parameters only that it was made with.
     step.adds = s > 0 && (kind != Kind::kAdagrad || options.fused()) && draw.OneIn(10);
-    // Where nobody has seen it before backward(), step() averages all gradients again, to other last
-    // bits with a factor; those that are kept in shards are not there any more.
-    if (of_gradients && step.adds) step.zero = Zero::kToNone;
     step.saves = s > 0 && draw.OneIn(8);
     step.loads = saved && draw.OneIn(4);
     step.anew = draw.OneIn(2);

@@ -69,6 +69,43 @@ CommunicationHook Noting(std::vector<GradientBucket>& seen, const ProcessSet& se
   };
 }
 
+// Only the gradient of a parameter that came behind zero_grad() is averaged in step().
+TEST(TrainingHooksTest, AHookGetsEachGradientOnceAStep) {
+  for (const int until_late : {0, 3}) {
+    RunTorchRanks(2, [until_late](int rank) {
+      const auto a = Parameter({6});
+      const auto b = Parameter({5});
+      const auto late = Parameter({4});
+      std::vector<GradientBucket> seen;
+      auto optimizer = WrapHooked({{"a", a}, {"b", b}}, Noting(seen));
+      for (int step = 0; step < until_late + 3; ++step) {
+        seen.clear();
+        optimizer.zero_grad();
+        if (step == until_late) {
+          optimizer.add_param_group(torch::optim::OptimizerParamGroup({late}));
+        }
+        (torch::cat({a, b, late}).sum() * (rank + 1)).backward();
+        optimizer.step();
+        if (step < until_late) late.mutable_grad().reset();
+        std::vector<std::string> names;
+        for (const GradientBucket& bucket : seen) {
+          names.insert(names.end(), bucket.parameters.begin(), bucket.parameters.end());
+        }
+        if (step < until_late) {
+          EXPECT_THAT(names, UnorderedElementsAre("a", "b"));
+        } else {
+          EXPECT_THAT(names, UnorderedElementsAre("a", "b", "added parameter 1"));
+        }
+        if (step == until_late) {
+          EXPECT_THAT(seen.back().parameters, ElementsAre("added parameter 1"));
+        }
+      }
+      EXPECT_EQ(a.detach()[0].item<float>(), -1.5F * static_cast<float>(until_late + 3));
+      EXPECT_EQ(late.detach()[0].item<float>(), -1.5F * 3);
+    });
+  }
+}
+
 TEST(TrainingHooksTest, AHookGetsWholeBuckets) {
   for (const int size : {2, 3}) {
     RunTorchRanks(size, [size](int rank) {
