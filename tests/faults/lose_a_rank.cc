@@ -13,24 +13,21 @@
 //   nobody-large   large all-reduces without a victim, until something else ends the job
 //
 // Each rank prints "rank R is process P" first. The others print "rank R after T ms: ERROR" and end
-// with code 3 when all that can have told their error: each adds a byte to the file of
-// SIRTAKI_TEST_TOLD. They wait for that 12 seconds at most, or one second without such a file.
+// with code 3 when all that can have told their error.
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "core/config/config.h"
 #include "session/session.h"
+#include "tests/faults/told.h"
 #include "tests/support/session_calls.h"
 
 namespace {
@@ -39,6 +36,8 @@ using sirtaki::core::Clock;
 using sirtaki::core::OpKind;
 using sirtaki::core::Status;
 using sirtaki::session::Session;
+using sirtaki::tests::AwaitTheOthers;
+using sirtaki::tests::Say;
 using sirtaki::tests::Vector;
 using std::chrono::duration_cast;
 using std::chrono::milliseconds;
@@ -48,11 +47,6 @@ constexpr int kVictimsStep = 5;
 [[noreturn]] void Usage() {
   std::fputs("usage: lose_a_rank WHAT VICTIM [--sirtaki-option=value]...\n", stderr);
   std::exit(2);
-}
-
-void Say(const std::string& line) {
-  std::fputs((line + "\n").c_str(), stdout);
-  std::fflush(stdout);
 }
 
 void Vanish(const std::string& what) {
@@ -102,21 +96,6 @@ int Survive(Session& session, const std::string& what, int victim) {
       return 4;
     }
     last = now;
-  }
-}
-
-// The first rank to end may take the job along.
-void AwaitTheOthers(std::uintmax_t count) {
-  const char* const told = std::getenv("SIRTAKI_TEST_TOLD");
-  if (told == nullptr) {
-    std::this_thread::sleep_for(std::chrono::seconds(1));
-    return;
-  }
-  std::ofstream(told, std::ios::app) << '.';
-  const Clock::time_point limit = Clock::now() + std::chrono::seconds(12);
-  std::error_code none;
-  while (std::filesystem::file_size(told, none) < count && Clock::now() < limit) {
-    std::this_thread::sleep_for(milliseconds(10));
   }
 }
 
