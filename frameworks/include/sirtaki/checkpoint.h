@@ -148,10 +148,11 @@ struct CheckpointOptions {
   // each writes it while the program goes on: what the program changes from then on is not in the
   // file. The file at the path is the new one when all ranks have written, also if the program does
   // nothing for it. The next save_checkpoint(), load_checkpoint() or finish_checkpoint() waits for
-  // that, and throws what went wrong, on every rank; shutdown() waits, and logs it. Each rank needs
-  // memory for its copy meanwhile.
+  // that, and throws what went wrong, on every rank; shutdown() and the end of the program wait, and
+  // log it. Each rank needs memory for its copy meanwhile.
   TORCH_ARG(bool, write_behind) = false;
-  // The most that a rank waits for what is written behind; 0: no limit but the job's own.
+  // The most that a rank waits for its disk, of what is written behind; 0: the job's stall_limit. A
+  // save that is too late on one rank is given up on all, and the file at the path stays.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::milliseconds(0);
 };
 

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): on_exit is glibc's
+
 #include <chrono>
 #include <exception>
 #include <mutex>
@@ -14,6 +16,7 @@
 #include "core/base/environment.h"
 #include "core/base/log.h"
 #include "core/config/config.h"
+#include "core/machine/fork_guard.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
@@ -27,8 +30,9 @@ namespace {
 
 // The process's own session, as LibTorch's side sees it.
 struct Own {
-  std::mutex starting;  // held through init and shutdown
-  std::mutex mutex;     // held for moments, guards what follows
+  std::mutex starting;       // held through init and shutdown
+  int fork_generation = -1;  // of the first init; -1: there was none
+  std::mutex mutex;          // held for moments, guards what follows
   std::shared_ptr<detail::SessionState> state;
   core::ProgramOptions options;  // those that init was given
   std::vector<std::vector<int>> process_sets;
@@ -92,6 +96,25 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
   return true;
 }
 
+void LogIfFailed(const std::string& error) {
+  if (!error.empty()) SIRTAKI_LOG(kError, "save_checkpoint, written behind: " << error);
+}
+
+// A program may end, by exit() or from main(), while a checkpoint is written: as in shutdown() each
+// rank writes its part before it leaves the job, and rank 0 publishes the whole behind that. One that
+// ends with a code tells the others first, which do not wait for its disk.
+// A forked child has nothing to end, and may have been forked while a lock was held.
+void WriteSave(int code, void* /*unused*/) {
+  if (code != 0 || core::ForkGeneration() != TheOwn().fork_generation) return;
+  const auto state = OwnState();
+  if (const auto save = state ? state->save() : nullptr) save->WaitForOwn();
+}
+void EndSave(int /*code*/, void* /*unused*/) {
+  if (core::ForkGeneration() != TheOwn().fork_generation) return;
+  const auto state = OwnState();
+  if (const auto save = state ? state->TakeSave() : nullptr) LogIfFailed(save->End());
+}
+
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
 void Start(const InitOptions& options, const std::vector<std::string>& args,
            std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
@@ -129,7 +152,11 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     (void)session->Shutdown("init() has failed");
     throw;
   }
+  // What is registered last runs first: the session ends between these two.
+  const bool is_first = std::exchange(own.fork_generation, core::ForkGeneration()) < 0;
+  if (is_first) on_exit(&EndSave, nullptr);
   session::SetDefaultSession(session);
+  if (is_first) on_exit(&WriteSave, nullptr);
   const std::lock_guard<std::mutex> lock(own.mutex);
   own.state = state;
   own.options = options.values();
@@ -237,8 +264,7 @@ void shutdown() noexcept {
     if (save) save->WaitForOwn();
     // Calls of other threads fail with the session's own words while it ends.
     state->session().ShutdownAndLog("shutdown() was called");
-    const std::string error = save ? save->End() : "";
-    if (!error.empty()) SIRTAKI_LOG(kError, "save_checkpoint, written behind: " << error);
+    if (save) LogIfFailed(save->End());
     session::SetDefaultSession(nullptr);
     const std::lock_guard<std::mutex> lock(own.mutex);
     own.state.reset();

@@ -139,7 +139,9 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
       detail::WriteParts(ranks, parts, generator_states, shards.names(), archive);
       save->TakeRest(std::move(archive));
     }
-    options.write_behind() ? save->Copy() : save->Write();
+    if (options.write_behind()) return save->Copy();
+    save->Write();
+    save->Name();
   });
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
   // may be what a collective that was broken off has left there. Only now is that known, since to
@@ -153,7 +155,8 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     throw;
   }
   if (options.write_behind()) {
-    state->SetSave(std::make_shared<detail::SaveBehind>(std::move(save), options.timeout()));
+    state->SetSave(
+        detail::SaveBehind::Start(std::move(save), options.timeout(), state->session().config()));
     return;
   }
   const std::string error = ErrorOf([&] {
@@ -165,12 +168,18 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
 void finish_checkpoint() {
   const StatePtr state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
-  if (const auto save = state->TakeSave()) save->Finish(state);
+  const auto save = state->save();
+  if (!save) return;
+  // One that fails stays, since its threads may still have files of names that the next save has.
+  save->Finish(state);
+  state->SetSave(nullptr);
 }
 
 bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const CheckpointParts& parts = checkpoint.parts();
-  finish_checkpoint();
+  // What was given up, on all ranks, does not come any more.
+  const auto save = detail::CurrentSession()->save();
+  if (!save || !save->is_given_up()) finish_checkpoint();
   const StatePtr state = Begin("load_checkpoint", parts, {});
   const detail::Reader reader = {state->topology().rank, state->topology().size};
   const bool is_root = reader.rank == 0;

@@ -1,7 +1,10 @@
 #include "frameworks/torch/checkpoint/checkpoint_save.h"
 
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/machine/fork_guard.h"
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/agreement.h"
@@ -16,6 +19,7 @@ using std::chrono::milliseconds;
 
 // Nobody rings for a file of another host, nor for a fault of the job.
 constexpr milliseconds kLook{20};
+constexpr milliseconds kSoon{1000};  // a thread ends that does not wait for its disk
 
 }  // namespace
 
@@ -42,16 +46,19 @@ void CheckpointSave::Copy() {
 
 void CheckpointSave::Write() {
   // Both files are on their way to the disk before the first one is waited for.
-  std::optional<NewCheckpointFile> of_shards;
   if (!of_shards_.empty()) {
-    of_shards.emplace(Beside(path_, shards_.names()[static_cast<std::size_t>(rank_)]),
-                      [this](const auto& sink) { of_shards_.WriteTo(sink); });
+    shards_file_.emplace(Beside(path_, shards_.names()[static_cast<std::size_t>(rank_)]),
+                         [this](const auto& sink) { of_shards_.WriteTo(sink); });
   }
   if (!rest_.empty()) {
     file_.emplace(path_, [this](const auto& sink) { rest_.WriteTo(sink); });
     file_->Sync();
   }
-  if (of_shards) of_shards->Replace();
+  if (shards_file_) shards_file_->Sync();
+}
+
+void CheckpointSave::Name() {
+  if (shards_file_) shards_file_->Replace();
 }
 
 bool CheckpointSave::HasAllShards() const { return shards_.AreThere(); }
@@ -61,91 +68,165 @@ void CheckpointSave::Publish() {
   shards_.RemoveOthers();
 }
 
-SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout)
-    : save_(std::move(save)), timeout_(timeout), fork_generation_(core::ForkGeneration()) {
-  thread_ = core::StartQuietThread([this] { Run(); });
+SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout,
+                       const core::Config& config)
+    : path_(save->path()),
+      save_(std::move(save)),
+      is_root_(save_->is_root()),
+      timeout_(timeout),
+      stall_warning_(config.stall_warning),
+      stall_limit_(config.stall_limit),
+      fork_generation_(core::ForkGeneration()) {}
+
+// The thread holds the save: it may be left behind, and in a forked child nothing of it is touched.
+std::shared_ptr<SaveBehind> SaveBehind::Start(std::unique_ptr<CheckpointSave> save,
+                                              milliseconds timeout, const core::Config& config) {
+  std::shared_ptr<SaveBehind> behind(new SaveBehind(std::move(save), timeout, config));
+  try {
+    behind->thread_ = core::StartQuietThread([behind] { behind->Run(); });
+  } catch (const std::system_error& error) {
+    // The others do not know of it before they wait.
+    behind->error_ = behind->path_ + ": there is no thread to write it: " + error.what();
+    behind->written_ = behind->ended_ = true;
+  }
+  return behind;
 }
 
-SaveBehind::~SaveBehind() { (void)SaveBehind::End(); }
+SaveBehind::~SaveBehind() {
+  if (thread_.joinable()) thread_.detach();
+}
 
 void SaveBehind::Run() {
   std::string error;
   try {
-    save_->Write();
-    std::unique_lock<std::mutex> lock(mutex_);
-    written_ = true;
-    changed_.notify_all();
-    while (save_->is_root() && !given_up_) {
-      const bool is_last = last_look_;
-      lock.unlock();
-      if (save_->HasAllShards()) {
-        save_->Publish();
-        break;
-      }
-      lock.lock();
-      if (is_last) throw std::runtime_error(save_->path() + ": other ranks have not written");
-      changed_.wait_for(lock, kLook, [this] { return last_look_; });
-    }
+    WriteAndPublish();
   } catch (...) {
     error = TextOfCurrent();
   }
+  save_.reset();  // and what is left of its files, before another save has files of these names
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = error;
   written_ = ended_ = true;
   changed_.notify_all();
 }
 
+void SaveBehind::WriteAndPublish() {
+  save_->Write();
+  if (!MayGoOn()) return;
+  save_->Name();
+  std::unique_lock<std::mutex> lock(mutex_);
+  goes_on_ = false;
+  written_ = true;
+  changed_.notify_all();
+  while (is_root_ && !given_up_) {
+    const bool is_last = last_look_;
+    lock.unlock();
+    if (save_->HasAllShards()) {
+      if (MayGoOn()) save_->Publish();
+      return;
+    }
+    lock.lock();
+    if (is_last) throw std::runtime_error(path_ + ": other ranks have not written");
+    changed_.wait_for(lock, kLook, [this] { return last_look_ || given_up_; });
+  }
+}
+
+bool SaveBehind::MayGoOn() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  goes_on_ = !given_up_;
+  return goes_on_;
+}
+
+std::string SaveBehind::TooLate(const std::string& what, core::Duration limit) const {
+  const auto ms = std::chrono::duration_cast<milliseconds>(limit).count();
+  return path_ + ": " + what + " within " + std::to_string(ms) + " ms, " +
+         (timeout_.count() > 0 ? "the timeout of its CheckpointOptions" : "the stall_limit") +
+         (goes_on_ ? ": it or the checkpoint before it is there, and whole"
+                   : ": it is given up, and the checkpoint before it stays") +
+         ". Its disk hangs or is slow; if it is only slow, give it a longer timeout";
+}
+
 std::string SaveBehind::WaitFor(const bool& done, const std::string& what,
-                                const std::shared_ptr<SessionState>& state) {
+                                const std::function<void()>& check) {
   const auto begin = std::chrono::steady_clock::now();
+  const core::Duration limit = timeout_.count() > 0 ? core::Duration(timeout_) : stall_limit_;
+  core::Duration warning = stall_warning_;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!changed_.wait_for(lock, kLook, [&done] { return done; })) {
-    ThrowIfError(state->Check());
-    if (timeout_.count() == 0 || std::chrono::steady_clock::now() - begin < timeout_) continue;
-    return save_->path() + ": " + what + " within " + std::to_string(timeout_.count()) + " ms";
+    check();
+    const core::Duration waited = std::chrono::steady_clock::now() - begin;
+    if (limit > core::Duration::zero() && waited >= limit) {
+      late_ = TooLate(what, limit);
+      given_up_ = true;
+      changed_.notify_all();
+      return late_;
+    }
+    if (warning == core::Duration::zero() || waited < warning) continue;
+    SIRTAKI_LOG(kWarning, "save_checkpoint, written behind: "
+                              << path_ << ": " << what << " for "
+                              << std::chrono::duration_cast<std::chrono::seconds>(waited).count()
+                              << " s");
+    warning *= 2;
   }
-  return error_;
+  return {};
 }
 
 void SaveBehind::Finish(const std::shared_ptr<SessionState>& state) {
-  const auto agree = [&](const std::string& error) {
-    AgreeOnList("save_checkpoint, written behind", {}, error, state, timeout_);
-  };
-  try {
-    agree(WaitFor(written_, "it was not written", state));
-    agree(WaitFor(ended_, "the shards of all ranks were not there", state));
-  } catch (const Error& error) {
-    // All ranks have this error, and the save does not come after it was told. After a fault of the
-    // job that the thread may not know of, it is as good as any that is complete.
-    if (error.code() == ErrorCode::InvalidArgument) {
+  const bool was_told = is_given_up();
+  const auto wait_for = [&](const bool& done, const std::string& what) {
+    std::string error = WaitFor(done, what, [&] { ThrowIfError(state->Check()); });
+    if (error.empty() && !was_told) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      given_up_ = true;
+      error = error_;
     }
-    (void)End();
+    // A rank whose disk hangs comes here in time: only one that does not call this at all keeps the
+    // others waiting, for as long as the job allows.
+    AgreeOnErrors("save_checkpoint, written behind", error, state);
+  };
+  if (was_told) return wait_for(ended_, "an earlier save has not ended");
+  try {
+    wait_for(written_, "it was not written");
+    wait_for(ended_, "the shards of all ranks were not there");
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::InvalidArgument) {
+      // After a fault of the job that the thread may not know of, the save is as good as any that is
+      // complete.
+      (void)End();
+      throw;
+    }
+    // All ranks have this error, and the save does not come after it was told.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    given_up_ = told_ = true;
+    changed_.notify_all();
     throw;
   }
   (void)End();
 }
 
+bool SaveBehind::is_given_up() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return given_up_;
+}
+
 void SaveBehind::WaitForOwn() {
   if (core::ForkGeneration() != fork_generation_) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return written_; });
+  (void)WaitFor(written_, "it was not written", [] {});
 }
 
 std::string SaveBehind::End() {
-  if (!thread_.joinable()) return {};
-  if (core::ForkGeneration() != fork_generation_) {
-    thread_.detach();
-    return {};
-  }
+  if (core::ForkGeneration() != fork_generation_ || !thread_.joinable()) return {};
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     last_look_ = true;
     changed_.notify_all();
+    // One that is given up ends soon if this rank's disk does not hang.
+    if (given_up_ && late_.empty()) changed_.wait_for(lock, kSoon, [this] { return ended_; });
   }
-  thread_.join();
-  return error_;
+  if (!is_given_up()) (void)WaitFor(ended_, "it was not published", [] {});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ended_ ? thread_.join() : thread_.detach();
+  if (told_) return {};
+  return late_.empty() ? error_ : late_;
 }
 
 }  // namespace sirtaki::detail

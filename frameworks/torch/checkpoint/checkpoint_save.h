@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -13,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/types.h"
+#include "core/config/config.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/session/session_state.h"
@@ -36,6 +39,8 @@ class CheckpointSave {
   void Copy();
   // Writes all of it, and brings it to the disk. The file at the path stays as it was.
   void Write();
+  // Gives this rank's shards their name, from which rank 0 knows that they are on the disk.
+  void Name();
   // Whether the shards of all ranks are there to be read.
   bool HasAllShards() const;
   // Rank 0: lets the file at the path be the new one. Precondition: all ranks have written.
@@ -62,40 +67,63 @@ class CheckpointSave {
   const int rank_;
   Content of_shards_;
   Content rest_;
+  std::optional<NewCheckpointFile> shards_file_;
   std::optional<NewCheckpointFile> file_;
 };
 
 // A save that a thread of its own writes. That thread makes no call of MPI: rank 0's learns that the
 // other ranks have written from their files, which have their names only when they are on the disk.
 // It then publishes the save, whatever the program does meanwhile.
+//
+// A disk may hang. So each wait has a limit: the save's timeout, or else the job's stall_limit; behind
+// stall_warning it is in the log. A save that was not in time on one rank is given up on all: it does
+// not come any more. Its thread, which nobody can call back, goes on alone, and keeps what it uses.
 class SaveBehind final : public SaveUnderWay {
  public:
-  // `save`: was copied. `timeout`: of Finish(); 0: none.
-  SaveBehind(std::unique_ptr<CheckpointSave> save, std::chrono::milliseconds timeout);
-  ~SaveBehind() override;  // End()
+  // `save`: was copied. `timeout`: 0: none.
+  static std::shared_ptr<SaveBehind> Start(std::unique_ptr<CheckpointSave> save,
+                                           std::chrono::milliseconds timeout,
+                                           const core::Config& config);
+  ~SaveBehind() override;  // waits for nothing
   SaveBehind(const SaveBehind&) = delete;
   SaveBehind& operator=(const SaveBehind&) = delete;
 
   void Finish(const std::shared_ptr<SessionState>& state) override;
+  bool is_given_up() override;
   void WaitForOwn() override;
   std::string End() override;
 
  private:
-  void Run();
-  // Waits for `*done`. Returns what is wrong with the wait.
-  std::string WaitFor(const bool& done, const std::string& what,
-                      const std::shared_ptr<SessionState>& state);
+  SaveBehind(std::unique_ptr<CheckpointSave> save, std::chrono::milliseconds timeout,
+             const core::Config& config);
 
-  const std::unique_ptr<CheckpointSave> save_;
+  void Run();
+  void WriteAndPublish();
+  // Takes the next step, which the program may see in the folder, unless the save is given up.
+  bool MayGoOn();
+  // Waits for `*done`. Returns what is wrong with the wait; empty: it is done. `check`: throws to end
+  // the wait.
+  std::string WaitFor(const bool& done, const std::string& what,
+                      const std::function<void()>& check);
+  std::string TooLate(const std::string& what, core::Duration limit) const;
+
+  const std::string path_;
+  std::unique_ptr<CheckpointSave> save_;  // the thread's
+  const bool is_root_;
   const std::chrono::milliseconds timeout_;
+  const core::Duration stall_warning_;
+  const core::Duration stall_limit_;
   const int fork_generation_;  // a child has no such thread, and what it guards may be locked
   std::mutex mutex_;           // guards what follows
   std::condition_variable changed_;
   bool written_ = false;
   bool ended_ = false;
   bool last_look_ = false;  // at the other ranks' shards
-  bool given_up_ = false;   // the ranks know that one of them has failed
-  std::string error_;
+  bool given_up_ = false;   // the ranks know, or will, that one of them has failed
+  bool goes_on_ = false;    // a file gets its name
+  bool told_ = false;       // what has failed was thrown
+  std::string error_;       // of the thread,
+  std::string late_;        // and of a wait
   std::thread thread_;
 };
 

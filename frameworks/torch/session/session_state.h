@@ -29,13 +29,15 @@ class SessionState;
 class SaveUnderWay {
  public:
   virtual ~SaveUnderWay() = default;
-  // Waits until the save is published. Throws on every rank if it could not be written on one; the
-  // checkpoint before it then stays. Collective.
+  // Waits until the save is published. Throws on every rank if it could not be written on one, or not
+  // in time: it is given up then, and the checkpoint before it stays. If it was given up before, this
+  // waits until nothing of it is under way any more. Collective.
   virtual void Finish(const std::shared_ptr<SessionState>& state) = 0;
-  // Waits until this rank has written.
+  virtual bool is_given_up() = 0;
+  // Waits until this rank has written, or the save is too late, which End tells.
   virtual void WaitForOwn() = 0;
-  // Waits for the thread. The save is published if all ranks have written. Returns what went wrong;
-  // empty: nothing, or the thread was waited for before.
+  // Waits for the thread, or leaves it behind if it is too late. The save is published if all ranks
+  // have written. Returns what went wrong; empty: nothing, or it was told before.
   virtual std::string End() = 0;
 };
 
@@ -43,6 +45,11 @@ class SaveUnderWay {
 class SessionState {
  public:
   explicit SessionState(std::shared_ptr<session::Session> session) : session_(std::move(session)) {}
+  ~SessionState() {
+    if (save_) (void)save_->End();
+  }
+  SessionState(const SessionState&) = delete;
+  SessionState& operator=(const SessionState&) = delete;
 
   const session::Topology& topology() const { return session_->topology(); }
   // Ok while calls are accepted.
@@ -92,6 +99,10 @@ class SessionState {
   void SetSave(std::shared_ptr<SaveUnderWay> save) {
     const std::lock_guard<std::mutex> lock(mutex_);
     save_ = std::move(save);
+  }
+  std::shared_ptr<SaveUnderWay> save() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return save_;
   }
   std::shared_ptr<SaveUnderWay> TakeSave() {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -17,6 +17,7 @@
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 #include "tests/torch/checkpoint/scratch_folder.h"
+#include "tests/torch/checkpoint/sharded_run.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
@@ -28,32 +29,6 @@ using testing::HasSubstr;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 namespace fs = std::filesystem;
-
-DistributedOptimizerOptions OptionsOf(bool sharded) {
-  return DistributedOptimizerOptions().shard(sharded ? Shard::OptimizerState : Shard::None);
-}
-
-// All ranks have the same gradients, so that the number of ranks does not count.
-struct ShardedRun {
-  explicit ShardedRun(bool sharded, const ProcessSet& set = {})
-      : optimizer(DistributedOptimizer(AdamW(net.parameters(), AdamWOptions(0.05).amsgrad(true)),
-                                       net.named_parameters(),
-                                       OptionsOf(sharded).process_set(set))) {}
-
-  Checkpoint checkpoint() { return Checkpoint().model(net).optimizer(optimizer).epoch(steps); }
-
-  void TrainUntil(std::int64_t until) {
-    for (; steps < until; ++steps) {
-      optimizer.zero_grad();
-      Loss(net, BatchOfRank(static_cast<int>(steps), 0)).backward();
-      optimizer.step();
-    }
-  }
-
-  SmallNet net;
-  DistributedOptimizer<AdamW> optimizer;
-  std::int64_t steps = 0;
-};
 
 std::vector<torch::Tensor> TrainAtOnce(std::int64_t steps) {
   std::vector<torch::Tensor> trained;
@@ -71,14 +46,6 @@ void TrainAndSave(const std::string& file, int ranks, std::int64_t steps, bool s
     run.TrainUntil(steps);
     save_checkpoint(file, run.checkpoint());
   });
-}
-
-std::vector<std::string> FilesBeside(const std::string& file) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(fs::path(file).parent_path())) {
-    names.push_back(entry.path().filename().string());
-  }
-  return names;
 }
 
 std::string ShardOf(const std::string& file, int rank) {

@@ -1,0 +1,118 @@
+// A checkpoint that is written behind, to a disk that hangs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "sirtaki/barrier.h"
+#include "sirtaki/checkpoint.h"
+#include "tests/torch/checkpoint/held_disk.h"
+#include "tests/torch/checkpoint/scratch_folder.h"
+#include "tests/torch/checkpoint/sharded_run.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+CheckpointOptions BehindWithin(milliseconds timeout) {
+  return CheckpointOptions().write_behind(true).timeout(timeout);
+}
+
+// What a run saved last has these steps.
+void ExpectStepsIn(const std::string& file, std::int64_t steps) {
+  ShardedRun other(/*sharded=*/true);
+  ASSERT_TRUE(load_checkpoint(file, other.checkpoint()));
+  EXPECT_EQ(other.steps, steps);
+  ShardedRun expected(/*sharded=*/true);
+  expected.TrainUntil(steps);
+  EXPECT_EQ(Distance(other.net.parameters(), expected.net.parameters()), 0);
+}
+
+TEST(SaveBehindTest, WhatIsTooLateIsGivenUpOnAllRanks) {
+  for (const int late : {0, 1}) {
+    const ScratchFolder folder;
+    const std::string file = folder.File("run.pt");
+    HeldDisk disk(late == 0 ? "run.pt.tmp" : ".1-of-2.tmp");
+    disk.Release();
+    RunTorchRanks(2, [&](int rank) {
+      ShardedRun run(/*sharded=*/true);
+      run.TrainUntil(1);
+      save_checkpoint(file, run.checkpoint());
+      run.TrainUntil(2);
+      if (rank == 0) disk.Hold();
+      barrier();
+      save_checkpoint(file, run.checkpoint(), BehindWithin(milliseconds(50)));
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); }),
+                  AllOf(HasSubstr(file + ": it was not written within 50 ms, the timeout"),
+                        HasSubstr("it is given up, and the checkpoint before it stays"),
+                        HasSubstr("give it a longer timeout"),
+                        HasSubstr("(on rank " + std::to_string(late) + ")")));
+      ExpectStepsIn(file, 1);
+      EXPECT_THAT(
+          ErrorOf(ErrorCode::InvalidArgument, [&] { save_checkpoint(file, run.checkpoint()); }),
+          AllOf(HasSubstr(file + ": an earlier save has not ended within 50 ms"),
+                HasSubstr("(on rank " + std::to_string(late) + ")")));
+      if (rank == 0) disk.Release();
+      for (bool ended = false; !ended;) {  // each call waits for 50 ms
+        try {
+          finish_checkpoint();
+          ended = true;
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr("an earlier save has not ended"));
+        }
+      }
+      ExpectStepsIn(file, 1);
+      save_checkpoint(file, run.checkpoint(), CheckpointOptions().write_behind(true));
+      finish_checkpoint();
+      ExpectStepsIn(file, 2);
+      barrier();
+      EXPECT_EQ(FilesBeside(file).size(), 3) << "what was left is gone";
+      barrier();
+    });
+  }
+}
+
+// Nobody else waits there, who could be told by the job.
+TEST(SaveBehindTest, WithoutATimeoutTheStallLimitEndsTheWait) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  HeldDisk disk("run.pt.tmp");
+  core::Config config;
+  config.stall_warning = milliseconds(20);
+  config.stall_limit = milliseconds(60);
+  RunTorchRanks(
+      1,
+      [&](int) {
+        ShardedRun run(/*sharded=*/false);
+        save_checkpoint(file, run.checkpoint(), CheckpointOptions().write_behind(true));
+        testing::internal::CaptureStderr();
+        const std::string error = ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); });
+        EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                    HasSubstr("save_checkpoint, written behind: " + file + ": it was not written"));
+        EXPECT_THAT(error, HasSubstr(file + ": it was not written within 60 ms, the stall_limit"));
+      },
+      config);
+}
+
+TEST(SaveBehindTest, ASessionDoesNotWaitForADiskThatHangs) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  HeldDisk disk("run.pt.tmp");
+  RunTorchRanks(1, [&](int) {
+    ShardedRun run(/*sharded=*/false);
+    save_checkpoint(file, run.checkpoint(), BehindWithin(milliseconds(50)));
+    disk.Await();
+  });
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
