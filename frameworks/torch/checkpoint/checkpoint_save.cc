@@ -9,6 +9,7 @@
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/error.h"
 
