@@ -1,5 +1,6 @@
-// What members give to each other in parts of different sizes: gather, scatter and all-to-all. The
-// rows of all tensors are told first, in one operation, then all tensors move in another one.
+// Members give each other parts of different sizes in a gather, a scatter, an all-to-all, and an
+// all-gather while some have joined. The rows of all tensors are told first, in one operation, then
+// all tensors move in another one.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -44,14 +45,14 @@ class ExchangeRun : public GroupRun {
     const std::vector<std::int64_t>& own = rows_->own();
     std::int64_t* const told = rows_->told().data();
     const auto bytes = static_cast<std::int64_t>(own.size() * sizeof(std::int64_t));
-    if (rows_->kind() == OpKind::kGather) {
-      Begin([&] { return backend_.AllGather(channel(), own.data(), told, bytes); });
-    } else if (rows_->kind() == OpKind::kScatter) {
+    if (rows_->kind() == OpKind::kScatter) {
       std::copy(own.begin(), own.end(), told);
       Begin([&] { return backend_.Broadcast(channel(), told, bytes, static_cast<int>(root())); });
-    } else {
+    } else if (rows_->kind() == OpKind::kAllToAll) {
       slices_.GiveParts(own.data(), told, bytes / members(), self(), members());
       Begin([&] { return slices_.Exchange(backend_, channel()); });
+    } else {
+      Begin([&] { return backend_.AllGather(channel(), own.data(), told, bytes); });
     }
   }
 

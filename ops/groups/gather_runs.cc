@@ -1,4 +1,4 @@
-// What ends up the same on all members: broadcast and the two all-gathers.
+// Broadcast and the two all-gathers, whose results are the same on all members.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "ops/base/bytes.h"
 #include "ops/groups/exchange_slices.h"
-#include "ops/groups/row_counts.h"
+#include "ops/groups/row_exchange.h"
 #include "ops/groups/run_makers.h"
 
 namespace sirtaki::ops {
@@ -67,13 +67,14 @@ class BroadcastRun : public GroupRun {
 };
 
 // First one exchange of everybody's rows of all tensors, then each tensor straight into its output.
+// Nobody has joined.
 class AllGatherRun : public GroupRun {
  public:
   explicit AllGatherRun(const RunContext& context) : GroupRun(context) {}
 
  private:
   bool Next() override {
-    if (!exchanged_) return ExchangeRows();
+    if (all_rows_.empty()) return ExchangeRows();
     while (next_ < task()->items.size()) {
       bool started = false;
       if (!Gather(next_++, &started)) return false;
@@ -84,11 +85,8 @@ class AllGatherRun : public GroupRun {
 
   bool ExchangeRows() {
     const std::size_t tensors = task()->items.size();
-    for (const GroupItem& item : task()->items) {
-      own_rows_.push_back(item.work == nullptr ? 0 : item.work->rows);
-    }
+    for (const GroupItem& item : task()->items) own_rows_.push_back(item.work->rows);
     all_rows_.resize(tensors * static_cast<std::size_t>(members()));
-    exchanged_ = true;
     Begin([&] {
       return backend_.AllGather(channel(), own_rows_.data(), all_rows_.data(),
                                 static_cast<std::int64_t>(tensors * sizeof(std::int64_t)));
@@ -107,48 +105,21 @@ class AllGatherRun : public GroupRun {
     std::int64_t total = 0;
     if (!TotalBytes(rows, row_bytes, &total))
       return Fail(StatusCode::kBackend, WrongRows(task()->KeyOf(item), rows));
-    void* output = nullptr;
-    if (item.work != nullptr) {
-      output = item.work->allocate_output(rows);
-      if (total > 0 && output == nullptr)
-        return Fail(StatusCode::kBackend, NoMemoryFor(task()->KeyOf(item)));
-    }
+    void* const output = item.work->allocate_output(rows);
     if (total == 0) return true;
+    if (output == nullptr) return Fail(StatusCode::kBackend, NoMemoryFor(task()->KeyOf(item)));
     *started = true;
     bytes_.clear();
     for (const std::int64_t r : rows) bytes_.push_back(r * row_bytes);
-    if (task()->silent.empty()) {
-      BeginRootless(
-          [&] { return rootless_.AllGatherV(channel(), item.work->input, output, bytes_); });
-    } else {
-      GatherAmongActive(item, static_cast<std::byte*>(output));
-    }
+    BeginRootless(
+        [&] { return rootless_.AllGatherV(channel(), item.work->input, output, bytes_); });
     return true;
   }
 
-  // A rank that has joined has nowhere to put what the others have, so it is not sent there.
-  void GatherAmongActive(const GroupItem& item, std::byte* output) {
-    slices_.Clear();
-    for (const std::int64_t m : active()) {
-      if (item.work == nullptr) break;
-      const std::int64_t bytes = bytes_[static_cast<std::size_t>(m)];
-      if (m == self()) {
-        Copy(output, item.work->input, bytes);
-      } else {
-        slices_.Send(m, item.work->input, bytes_[static_cast<std::size_t>(self())]);
-        slices_.Receive(m, output, bytes);
-      }
-      output += bytes;
-    }
-    Begin([&] { return slices_.Exchange(backend_, channel()); });
-  }
-
-  bool exchanged_ = false;
   std::vector<std::int64_t> own_rows_;  // by tensor
   std::vector<std::int64_t> all_rows_;  // by member, then tensor
   std::vector<std::int64_t> bytes_;     // of the tensor that moves, by member
-  Slices slices_;
-  std::size_t next_ = 0;  // tensor
+  std::size_t next_ = 0;                // tensor
 };
 
 // Small tensors pass through staging together, large ones go straight into their outputs. A member
@@ -224,6 +195,8 @@ std::unique_ptr<GroupRun> MakeBroadcastRun(const RunContext& context) {
 }
 
 std::unique_ptr<GroupRun> MakeAllGatherRun(const RunContext& context) {
+  // A rank that has joined has nowhere to put what the others have, so it is not sent there.
+  if (!context.task->silent.empty()) return MakeExchangeRun(context);
   return std::make_unique<AllGatherRun>(context);
 }
 

@@ -1,11 +1,13 @@
 // The calls whose rows only the ranks know: what a rank tells of its rows, and, from what all have
 // told, which bytes go from whom to whom. The host's runs and the lanes of GPUs tell and move each
-// in their own way; the host's all-gather has a run of its own (gather_runs.cc).
+// in their own way; the host's all-gather has a run of its own while nobody has joined
+// (gather_runs.cc).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -13,6 +15,12 @@
 #include "ops/groups/group_task.h"
 
 namespace sirtaki::ops {
+
+// The sum of `rows`, each not negative, times `row_bytes`; false if that is not so or does not fit.
+bool TotalBytes(const std::vector<std::int64_t>& rows, std::int64_t row_bytes, std::int64_t* total);
+// The text of that; and of an allocate_output that gives nothing.
+std::string WrongRows(const core::Key& key, const std::vector<std::int64_t>& rows);
+std::string NoMemoryFor(const core::Key& key);
 
 // The rows that are told are in the order of the members, and of each member in that of the
 // tensors.
