@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -24,7 +23,6 @@
 #include "core/base/status.h"
 #include "fusion/pack.h"
 #include "ops/base/backend.h"
-#include "ops/base/bytes.h"
 #include "ops/between_hosts/host_stage.h"
 
 namespace sirtaki::ops {
@@ -48,68 +46,14 @@ struct HostWork {
   bool gathers = false;
 };
 
-// HierarchicalRun is not thread-safe. Everything that is given by reference must outlive it.
-class HierarchicalRun {
- public:
-  // Takes a carrier's slice across, in place. `counts`: its elements of each vector, in the order of
-  // the slice's carriers. Any number may be under way; all carriers start theirs in the same order.
-  using Crossing = std::function<std::unique_ptr<Completion>(
-      std::byte* memory, std::span<const std::int64_t> counts, core::DType dtype)>;
+// Takes a carrier's slice across, in place. `counts`: its elements of each vector, in the order of the
+// slice's carriers. Any number may be under way; all carriers start theirs in the same order.
+using Crossing = std::function<std::unique_ptr<Completion>(
+    std::byte* memory, std::span<const std::int64_t> counts, core::DType dtype)>;
 
-  // Runs through. `spin`: short waits keep their core. The carriers of a host are its first members.
-  // `check`: why there is no point in waiting any longer; called now and then.
-  HierarchicalRun(bool spin, std::shared_ptr<HostStage> stage, const HostMembers& hosts,
-                  HostWork work, Crossing crossing, std::function<core::Status()> check);
-  // What crosses unfinished keeps its memory.
-  ~HierarchicalRun();
-
-  const core::Status& status() const { return status_; }
-
- private:
-  bool Advance();  // true if anything moved
-  bool Load();
-  bool Reduce();
-  bool StartCrossing();
-  bool PollCrossings();
-  bool EndCrossings();
-  bool Take();
-  void RunThrough();
-  void Wait(std::uint32_t rung);
-  void Finish(core::Status status);
-
-  // Returns a vector's window in a chunk; an empty one where only longer vectors have a window.
-  fusion::Window WindowOf(std::uint32_t chunk, std::size_t vector) const;
-  // The elements of the vectors before this one in a chunk.
-  std::int64_t LoadedBefore(std::uint32_t chunk, std::size_t vector) const;
-  std::int64_t element_bytes() const { return BytesOf(work_.vectors.front().moved()); }
-  // Calls `function(vector, window, slice, at)` for each vector: which part of its window is in this
-  // carrier's slice, and how many elements of the slice lie before it.
-  template <typename Function>
-  void ForEachInSlice(std::uint32_t chunk, int carrier, Function function) const;
-  void LoadOwn();  // of a gather
-  bool AllReached(shm::SharedCounter HostStageCounters::*counter, int members,
-                  std::uint32_t value) const;
-  HostStageCounters& mine() const { return stage_->counters(stage_->self()); }
-  bool carries() const { return stage_->self() < hosts_.slices(); }
-
-  const bool spin_;
-  const std::shared_ptr<HostStage> stage_;
-  const HostMembers& hosts_;
-  const HostWork work_;
-  const Crossing crossing_;
-  const std::function<core::Status()> check_;
-
-  // Chunks, counted over all operations of the set.
-  const std::uint32_t begin_;
-  const std::uint32_t end_;
-  std::uint32_t loaded_;
-  std::uint32_t reduced_;
-  std::uint32_t sent_;  // across; those that have not crossed yet are under way
-  std::uint32_t crossed_;
-  std::uint32_t taken_;
-  std::deque<std::unique_ptr<Completion>> under_way_;  // null: an empty slice
-  bool finished_ = false;
-  core::Status status_;
-};
+// Runs through on the large lane. `spin`: short waits keep their core. The carriers of a host are its
+// first members. `check`: why there is no point in waiting any longer; called now and then.
+core::Status RunByHosts(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
+                        const Crossing& crossing, const std::function<core::Status()>& check);
 
 }  // namespace sirtaki::ops

@@ -209,7 +209,7 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
   work.vectors.emplace_back(how.dtype, moved, std::vector(segments.begin(), segments.end()),
                             fusion::Cutting{.chunk_bytes = set.layout->chunk_bytes},
                             IdentityOf(how.op, moved));
-  return Run(set, std::move(work),
+  return Run(set, work,
              [this, op = work.op, across = Across(channel, set)](
                  std::byte* memory, std::span<const std::int64_t> counts, DType dtype) {
                return flat_.AllReduce(across, memory, counts.front(), dtype, op);
@@ -224,7 +224,7 @@ std::unique_ptr<Completion> Hierarchy::ReduceScatter(Channel channel, void* buff
     return Segment{.input = part, .output = own ? part : nullptr};
   };
   HostWork work{.vectors = VectorsOf(*set.layout, dtype, buffer, counts, segment_of), .op = op};
-  return Run(set, std::move(work),
+  return Run(set, work,
              [this, op, across = Across(channel, set)](
                  std::byte* memory, std::span<const std::int64_t> of_hosts, DType moved) {
                return flat_.ReduceScatter(across, memory, of_hosts, moved, op);
@@ -252,7 +252,7 @@ std::unique_ptr<Completion> Hierarchy::AllGatherV(Channel channel, const void* i
   std::size_t place = 0;
   const auto& at_carrier = set.layout->hosts.at_carrier;
   while (slice < at_carrier.size() && at_carrier[slice][place] != set.layout->hosts.here) ++place;
-  return Run(set, std::move(work),
+  return Run(set, work,
              [this, place, across = Across(channel, set)](
                  std::byte* memory, std::span<const std::int64_t> of_hosts, DType) {
                const auto own = of_hosts.begin() + static_cast<std::ptrdiff_t>(place);
@@ -262,12 +262,11 @@ std::unique_ptr<Completion> Hierarchy::AllGatherV(Channel channel, const void* i
              });
 }
 
-std::unique_ptr<Completion> Hierarchy::Run(const Set& set, HostWork work,
-                                           HierarchicalRun::Crossing crossing) {
+std::unique_ptr<Completion> Hierarchy::Run(const Set& set, const HostWork& work,
+                                           const Crossing& crossing) {
   if (Status stop = Check(); !stop.ok()) return Finished::With(std::move(stop));
-  const HierarchicalRun run(options_.spin, set.stage, set.layout->hosts, std::move(work),
-                            std::move(crossing), [this] { return Check(); });
-  return Finished::With(run.status());
+  return Finished::With(RunByHosts(options_.spin, *set.stage, set.layout->hosts, work, crossing,
+                                   [this] { return Check(); }));
 }
 
 Hierarchy::Set Hierarchy::SetOf(Channel channel) const {

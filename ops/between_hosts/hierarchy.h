@@ -112,7 +112,7 @@ class Hierarchy final : public Rootless {
   static std::vector<fusion::FusedVector> VectorsOf(
       const Layout& layout, core::DType dtype, void* buffer, std::span<const std::int64_t> counts,
       const std::function<Segment(std::byte* part, bool own)>& segment_of);
-  std::unique_ptr<Completion> Run(const Set& set, HostWork work, HierarchicalRun::Crossing crossing)
+  std::unique_ptr<Completion> Run(const Set& set, const HostWork& work, const Crossing& crossing)
       SIRTAKI_EXCLUDES(mutex_);
   core::Status Check() SIRTAKI_EXCLUDES(mutex_);
 

@@ -31,7 +31,10 @@ class HostStage {
   static constexpr std::uint32_t kSlots = 8;
 
   // MemoryBytes is the size of one member's memory.
-  static std::int64_t MemoryBytes(std::int64_t chunk_bytes);
+  static std::int64_t MemoryBytes(std::int64_t chunk_bytes) {
+    const std::int64_t bytes = kCountersBytes + 2 * std::int64_t{kSlots} * chunk_bytes;
+    return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
 
   // `memory`: of each member, MemoryBytes, zeroed.
   HostStage(std::vector<std::shared_ptr<shm::Region>> memory, int self, std::int64_t chunk_bytes)
@@ -56,7 +59,12 @@ class HostStage {
   void EndOperation(std::uint32_t chunks) { chunks_ += chunks; }
 
   // This member has come further: for its own counters.
-  void Publish(shm::SharedCounter& counter, std::uint32_t value);
+  void Publish(shm::SharedCounter& counter, std::uint32_t value) {
+    counter.Store(value);
+    for (int member = 0; member < size(); ++member) {
+      if (member != self_) counters(member).bell.Add(1);
+    }
+  }
 
   const std::shared_ptr<shm::Region>& memory() const {
     return memory_[static_cast<std::size_t>(self_)];
