@@ -85,11 +85,8 @@ class Rootless {
 
   // ---- of those that reduce tensors where they lie ----
 
-  // Whether AllReduceSegments is there on this channel, for this reduction; the same on all
-  // members.
-  virtual bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const {
-    return false;
-  }
+  // Whether AllReduceSegments is there for this reduction; the same on all members.
+  virtual bool ReducesSegments(const SegmentReduction& /*how*/) const { return false; }
   // Reduces many tensors at once: widened to their accumulation type, scaled, combined in the order
   // of the members, scaled and rounded once; the same bits on all members. What no member gives is
   // not defined in the outputs. What a member keeps may be brought there alone (core::KeptPart).

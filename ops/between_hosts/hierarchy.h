@@ -63,9 +63,7 @@ class Hierarchy final : public Rootless {
   std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,
                                          std::span<const std::int64_t> bytes) override
       SIRTAKI_EXCLUDES(mutex_);
-  bool ReducesSegments(Channel /*channel*/, const SegmentReduction& /*how*/) const override {
-    return true;
-  }
+  bool ReducesSegments(const SegmentReduction& /*how*/) const override { return true; }
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override
       SIRTAKI_EXCLUDES(mutex_);

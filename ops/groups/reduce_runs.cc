@@ -262,7 +262,7 @@ std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
     return MakeReduceScatterRun(context);
   }
   const SegmentReduction how = ReductionOf(task);
-  if (!task.signature().wire && task.route.rootless->ReducesSegments(task.channel, how)) {
+  if (!task.signature().wire && task.route.rootless->ReducesSegments(how)) {
     return std::make_unique<SegmentsReduceRun>(context, how);
   }
   const std::optional<DType> wire = WireType(task);

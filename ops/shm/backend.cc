@@ -225,7 +225,7 @@ std::unique_ptr<Completion> Backend::Reduce(Channel channel, void* buffer, std::
   return ReduceOne(channel, {buffer, is_root ? buffer : nullptr, count}, dtype, op);
 }
 
-bool Backend::ReducesSegments(Channel /*channel*/, const SegmentReduction& how) const {
+bool Backend::ReducesSegments(const SegmentReduction& how) const {
   return core::IsDefined(how.op, how.dtype) && how.op != core::ReduceOp::kAdasum;
 }
 

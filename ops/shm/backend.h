@@ -61,7 +61,7 @@ class Backend final : public ops::Backend {
                                          std::span<const std::int64_t> bytes) override;
   std::unique_ptr<Completion> Exchange(Channel channel, std::span<const OutgoingSlice> outgoing,
                                        std::span<const IncomingSlice> incoming) override;
-  bool ReducesSegments(Channel channel, const SegmentReduction& how) const override;
+  bool ReducesSegments(const SegmentReduction& how) const override;
   std::unique_ptr<Completion> AllReduceSegments(Channel channel, std::span<const Segment> segments,
                                                 const SegmentReduction& how) override;
   core::MemorySource& memory() override { return group_.memory(); }

@@ -17,10 +17,10 @@ std::uint64_t KeyOf(core::SetNumber set) { return std::uint64_t{set} + 1; }
 
 }  // namespace
 
-RingSizes RingSizesOf(core::SetNumber set) {
+std::array<std::int64_t, kLanes> RingBytesOf(core::SetNumber set) {
   // There is one world, but there may be many sets at a time.
-  if (set == core::kWorldSet) return {{512 * kKiB, 4096 * kKiB}};
-  return {{256 * kKiB, 1024 * kKiB}};
+  if (set == core::kWorldSet) return {512 * kKiB, 4096 * kKiB};
+  return {256 * kKiB, 1024 * kKiB};
 }
 
 Status Blocks::Make(core::SetNumber set) {
@@ -32,10 +32,10 @@ Status Blocks::Make(core::SetNumber set) {
   const auto end = place + static_cast<std::int64_t>(sizeof(SetBlock));
   auto* const block = reinterpret_cast<SetBlock*>(group_.SessionMemory(group_.self()) + place);
   bool room = entry != directory.entries.end() && end <= kRingsBegin;
-  const RingSizes sizes = RingSizesOf(set);
+  const std::array<std::int64_t, kLanes> bytes = RingBytesOf(set);
   std::array<std::int64_t, kLanes> rings{};
   for (std::size_t lane = 0; room && lane < kLanes; ++lane) {
-    rings[lane] = TakeRing(sizes.bytes[lane]);
+    rings[lane] = TakeRing(bytes[lane]);
     room = rings[lane] >= 0;
   }
   if (!room) return {StatusCode::kBackend, "shared memory has no room for another process set"};
@@ -51,9 +51,9 @@ void Blocks::Remove(core::SetNumber set) {
   core::MutexLock lock(mutex_);
   const SetBlock* const block = Find(group_.self(), set);
   if (block == nullptr) return;
-  const RingSizes sizes = RingSizesOf(set);
+  const std::array<std::int64_t, kLanes> bytes = RingBytesOf(set);
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    free_.push_back({block->rings[lane], sizes.bytes[lane]});
+    free_.push_back({block->rings[lane], bytes[lane]});
   }
   for (auto& entry : DirectoryOf(group_.self()).entries) {
     if (entry.load() >> kPlaceBits == KeyOf(set)) entry.store(0);

@@ -31,11 +31,8 @@ struct SetBlock {
   std::array<std::int64_t, kLanes> rings;  // where they begin in the session memory
 };
 
-// Each set's rings are as large on all members.
-struct RingSizes {
-  std::array<std::int64_t, kLanes> bytes;
-};
-RingSizes RingSizesOf(core::SetNumber set);
+// The bytes of a set's rings, by lane, are the same on all members.
+std::array<std::int64_t, kLanes> RingBytesOf(core::SetNumber set);
 
 // Thread-safe.
 class Blocks {

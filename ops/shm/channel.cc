@@ -47,7 +47,7 @@ SharedChannel::SharedChannel(LocalGroup& group, const Blocks& blocks, std::vecto
       blocks_(blocks),
       options_(options),
       stop_(std::move(stop)),
-      ring_bytes_(RingSizesOf(options.set).bytes[static_cast<std::size_t>(options.lane)]),
+      ring_bytes_(RingBytesOf(options.set)[static_cast<std::size_t>(options.lane)]),
       frame_bytes_(
           std::clamp(options.chunk_bytes / kUnit * kUnit, kSmallestFrame, ring_bytes_ / 4) -
           (options.verify ? kUnit : 0)) {

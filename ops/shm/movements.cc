@@ -24,8 +24,7 @@ const std::byte* Plus(const void* memory, std::int64_t offset) {
   return static_cast<const std::byte*>(memory) + offset;
 }
 
-}  // namespace
-
+// Copies in pieces between which the stop sign is read. False: stopped.
 bool CopyWatching(const StopSign& stop, void* to, const void* from, std::int64_t bytes) {
   for (std::int64_t done = 0; done < bytes; done += kUnwatchedBytes) {
     if (stop.raised()) return false;
@@ -33,6 +32,8 @@ bool CopyWatching(const StopSign& stop, void* to, const void* from, std::int64_t
   }
   return true;
 }
+
+}  // namespace
 
 void Turn::Pass() {
   if (!passed_) channel_->PassTurn();

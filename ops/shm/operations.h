@@ -53,16 +53,11 @@ Steps GiveToAll(Turn& turn, const void* input, std::vector<Gift> gifts);
 Steps Exchange(Turn& turn, std::vector<OutgoingSlice> outgoing,
                std::vector<IncomingSlice> incoming);
 
-// Copies in pieces between which the stop sign is read. False: stopped.
-bool CopyWatching(const StopSign& stop, void* to, const void* from, std::int64_t bytes);
-
-// What is read or written of others' tensors between two looks at the stop sign.
+// This many bytes of others' tensors are read or written between two looks at the stop sign.
 inline constexpr std::int64_t kUnwatchedBytes = std::int64_t{1} << 20;
 
 // How memory that lies where it cannot be seen, and memory that is none, are told to the others.
 inline constexpr std::int64_t kPrivate = -1;
 inline constexpr std::int64_t kNothing = -2;
-// How a member says that it brings what it keeps of a result to its own memory itself.
-inline constexpr std::int64_t kKept = -3;
 
 }  // namespace sirtaki::ops::shm

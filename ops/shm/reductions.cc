@@ -14,7 +14,10 @@ using core::Status;
 
 namespace {
 
-// What one member says of a segment.
+// A member says by this that it brings what it keeps of a result to its own memory itself.
+constexpr std::int64_t kKept = -3;
+
+// A member tells the others these two places of each segment.
 struct Place {
   std::int64_t input = kNothing;
   std::int64_t output = kNothing;

@@ -158,7 +158,7 @@ TEST_P(ShmReductionsTest, ReduceWhatIsGivenIntoWhatIsWanted) {
       for (const fusion::Lane lane : {fusion::Lane::kSmall, fusion::Lane::kLarge}) {
         SegmentReduction how{.after = {.factor = 0.5}};
         Tensors<float> floats(backend.memory(), plans, rank);
-        ASSERT_TRUE(backend.ReducesSegments({core::kWorldSet, lane}, how));
+        ASSERT_TRUE(backend.ReducesSegments(how));
         Finish(*backend.AllReduceSegments({core::kWorldSet, lane}, floats.segments, how));
         EXPECT_EQ(floats.Wrong(), 0) << "seed " << seed;
 
