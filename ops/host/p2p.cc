@@ -29,21 +29,10 @@ std::string P2pText(const core::Work& work) {
 void P2p::Start(core::WorkPtr work, core::TimePoint now, P2pGate there) {
   auto message = std::make_unique<Message>();
   message->work = std::move(work);
+  message->since = now;
   message->there = std::move(there);
+  if (!lane_.Take(*message, /*queues=*/false)) return;
   const core::Work& asked = *message->work;
-  Status refused;
-  {
-    core::MutexLock lock(mutex_);
-    refused = stopped_;
-    if (refused.ok()) {
-      message->number = next_number_++;
-      unfinished_.emplace(message->number, Unfinished{message->work, now});
-    }
-  }
-  if (!refused.ok()) {
-    asked.handle->Complete(refused);
-    return;
-  }
   const Line line{asked.peer, asked.tag};
   if (Sends(asked)) {
     unsent_[line].push_back(message.get());
@@ -108,7 +97,8 @@ bool P2p::Step(std::optional<Failure>* failure) {
     }
     const MessagePtr finished = std::move(under_way_[i]);
     under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
-    Finish(*finished, status);
+    finished->Complete(status);
+    lane_.Finish(finished->number);
   }
   return moved;
 }
@@ -177,31 +167,8 @@ Status P2p::TakeHeader(Message& message) {
   return Status::Ok();
 }
 
-void P2p::Finish(const Message& message, const Status& status) {
-  message.work->handle->Complete(status);
-  core::MutexLock lock(mutex_);
-  unfinished_.erase(message.number);
-}
-
-std::vector<core::RunningOperation> P2p::Running() const {
-  std::vector<core::RunningOperation> operations;
-  core::MutexLock lock(mutex_);
-  operations.reserve(unfinished_.size());
-  for (const auto& [number, message] : unfinished_) {
-    operations.push_back({core::kWorldSet, P2pText(*message.work), message.since, {}});
-  }
-  return operations;
-}
-
-void P2p::Stop(const Status& why) {
-  std::map<std::uint64_t, Unfinished> failed;
-  {
-    core::MutexLock lock(mutex_);
-    if (!stopped_.ok()) return;
-    stopped_ = why;
-    failed.swap(unfinished_);
-  }
-  for (const auto& [number, message] : failed) message.work->handle->Complete(why);
+void P2p::Task::AddRunning(std::vector<core::RunningOperation>* list) const {
+  list->push_back({core::kWorldSet, P2pText(*work), since, {}});
 }
 
 std::shared_ptr<void> P2p::Release() {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/thread_annotations.h"
 #include "core/engine/executor.h"
 #include "ops/base/backend.h"
+#include "ops/groups/lane.h"
 #include "ops/host/p2p_header.h"
 
 namespace sirtaki::ops {
@@ -23,7 +23,7 @@ namespace sirtaki::ops {
 // Set by whoever brings a message's memory.
 using P2pGate = std::shared_ptr<const std::atomic<bool>>;
 
-// Owned by the lanes. Start, Step, unfinished and Release are called under the token, the rest by
+// The host lanes own it. Start, Step, unfinished and Release are called under the token, the rest by
 // anyone. No lock is held while a handle or the backend is called.
 class P2p {
  public:
@@ -38,24 +38,30 @@ class P2p {
   // `work`: its request's signature is of kind kSend or kReceive. Completes its handle when Stop
   // was called before. `there`: its memory is not looked at before this is set, nor are input and
   // output, but it has its place in its line from now on; null: it is there.
-  void Start(core::WorkPtr work, core::TimePoint now, P2pGate there = nullptr)
-      SIRTAKI_EXCLUDES(mutex_);
+  void Start(core::WorkPtr work, core::TimePoint now, P2pGate there = nullptr);
   // True if something moved. After a failure the caller calls Stop.
-  bool Step(std::optional<Failure>* failure) SIRTAKI_EXCLUDES(mutex_);
+  bool Step(std::optional<Failure>* failure);
   bool unfinished() const { return !under_way_.empty(); }
 
-  std::vector<core::RunningOperation> Running() const SIRTAKI_EXCLUDES(mutex_);
+  std::vector<core::RunningOperation> Running() const { return lane_.Running(); }
   // Every handle completes with `why`, which is not ok, and nothing is started any more.
-  void Stop(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
+  void Stop(const core::Status& why) {
+    lane_.Stop(why, std::nullopt, [] {});
+  }
 
   // After Stop: withdraws what can be withdrawn. Returns what the rest may still use, which has to
   // stay for the life of the process; null if there is none.
   std::shared_ptr<void> Release();
 
  private:
-  struct Message {
+  struct Task {
     std::uint64_t number = 0;
     core::WorkPtr work;
+    core::TimePoint since;
+    void Complete(const core::Status& status) const { work->handle->Complete(status); }
+    void AddRunning(std::vector<core::RunningOperation>* list) const;
+  };
+  struct Message : Task {
     P2pGate there;
     P2pHeaderBytes header;
     std::unique_ptr<std::byte[]> scratch;  // for the bytes of a receive that expects others
@@ -66,10 +72,6 @@ class P2p {
     bool has_header = false;  // of a receive: the bytes are under way, or there are none
   };
   using MessagePtr = std::unique_ptr<Message>;
-  struct Unfinished {
-    core::WorkPtr work;
-    core::TimePoint since;
-  };
   using Line = std::pair<int, int>;  // peer and tag
 
   // Waiting: nothing changed; moved: something did; done: its handle is to be completed with
@@ -81,7 +83,6 @@ class P2p {
   void SendReady(const Line& line);
   core::Status TakeHeader(Message& message);
   void Listen(const Line& line);
-  void Finish(const Message& message, const core::Status& status) SIRTAKI_EXCLUDES(mutex_);
 
   const int rank_;
   Backends& backend_;
@@ -93,10 +94,7 @@ class P2p {
   // Receives that wait for their header; only the first of a line listens for it.
   std::map<Line, std::deque<Message*>> listening_;
 
-  mutable core::Mutex mutex_;
-  core::Status stopped_ SIRTAKI_GUARDED_BY(mutex_);
-  std::uint64_t next_number_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  std::map<std::uint64_t, Unfinished> unfinished_ SIRTAKI_GUARDED_BY(mutex_);
+  Lane<Task> lane_{nullptr};  // has no thread
 };
 
 // "receive from rank 1, tag 3"

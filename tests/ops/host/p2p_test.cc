@@ -318,7 +318,9 @@ TEST(P2pTest, AbandonCompletesThem) {
     const core::WorkPtr receive = self.Receive(0, 0, {1});
     self.lanes->Abandon(why);
     EXPECT_EQ(receive->handle->status(), why);
-    EXPECT_TRUE(self.lanes->Running().empty());
+    // What a record of the failure has to tell.
+    ASSERT_EQ(self.lanes->Running().size(), 1u);
+    EXPECT_EQ(self.lanes->Running()[0].what, "receive from rank 0, tag 0");
     EXPECT_FALSE(self.lanes->NeedsStepping());
     EXPECT_EQ(self.Send(0, 0, {1}, 2)->handle->status(), why);
   });
