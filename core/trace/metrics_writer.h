@@ -2,13 +2,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/status.h"
-#include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
+#include "core/trace/trace_files.h"
 
 namespace sirtaki::core::trace {
 
@@ -18,8 +18,10 @@ struct MetricsFileOptions {
   std::string host;
   Duration interval = std::chrono::seconds(10);
   // The file could not be written; it is tried again at the next interval. Called once until it
-  // could, on the writer's thread.
+  // could, on the writer's thread; and in Stop, if that leaves the file as it is.
   std::function<void(const Status& why)> on_error;
+  // Stop waits this long for a file system that does not answer.
+  Duration patience = kFilePatience;
 };
 
 // Start and Stop are called by one thread at a time.
@@ -32,26 +34,15 @@ class MetricsWriter {
 
   // A CSV that is there is replaced. Precondition: not started. Errors: the file cannot be written.
   Status Start(MetricsFileOptions options);
-  // The file has the numbers of now when this returns. Idempotent.
-  void Stop() SIRTAKI_EXCLUDES(mutex_);
+  // The file has the numbers of now when this returns, or on_error has been told why not.
+  // Idempotent.
+  void Stop();
 
  private:
-  void Run() SIRTAKI_EXCLUDES(mutex_);
-  // No exception leaves the thread.
-  void WriteOrTell() noexcept;
-  Status WriteOrThrown();
-  Status Write();
-  Status AppendLine(const std::string& line) const;
+  struct File;  // what the thread refers to
 
   const ObserverPtr observer_;
-  MetricsFileOptions options_;
-  Metrics written_;  // what the file has
-  bool failing_ = false;
-  std::thread thread_;
-
-  Mutex mutex_;
-  CondVar changed_;
-  bool stop_ SIRTAKI_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<File> file_;  // null: not started
 };
 
 }  // namespace sirtaki::core::trace

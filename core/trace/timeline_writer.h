@@ -2,18 +2,17 @@
 // it is started until it is stopped. Without it nothing of this costs anything.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
 #include "core/trace/timeline.h"
+#include "core/trace/trace_files.h"
 
 namespace sirtaki::core::trace {
 
@@ -27,6 +26,8 @@ struct TimelineOptions {
   // The file could not be written, which ends it: called once at most, on the writer's thread or in
   // Stop. Must not call the writer.
   std::function<void(const Status& why)> on_error;
+  // Stop waits this long for a file system that does not answer, then leaves the file as it is.
+  Duration patience = kFilePatience;
 };
 
 // Thread-safe.
@@ -41,36 +42,27 @@ class TimelineWriter {
   // those of SetAside and of TimelineFile::Open, and if there is no thread. What stood there is set
   // aside.
   Status Start(TimelineOptions options) SIRTAKI_EXCLUDES(control_);
-  // Everything up to now is in the file when this returns. Idempotent.
+  // Everything up to now is in the file when this returns, or on_error has been told why not.
+  // Idempotent.
   void Stop() SIRTAKI_EXCLUDES(control_);
   // Everything up to now is in the file when this returns, unless that takes longer than `patience`
   // or nothing is being written.
   void Flush(Duration patience) SIRTAKI_EXCLUDES(mutex_);
 
  private:
-  void Run() SIRTAKI_EXCLUDES(mutex_);
-  void FollowUntilStopped() SIRTAKI_EXCLUDES(mutex_);
-  // Writes what has happened since the last time; returns how many events that were.
-  std::uint64_t Follow(bool to_the_end);
-  void Fail(const Status& why);
+  struct Part;  // what one thread refers to
+  // Null: none is being written.
+  std::shared_ptr<Part> part() SIRTAKI_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return part_;
+  }
+
+  void End() SIRTAKI_REQUIRES(control_) SIRTAKI_EXCLUDES(mutex_);
 
   const ObserverPtr observer_;
-  std::atomic<bool> failed_{false};  // the thread has ended, or is about to
-  Mutex control_;                    // held for all of Start and Stop
-  std::thread thread_ SIRTAKI_GUARDED_BY(control_);
-
-  // The thread, while there is one, uses these options.
-  TimelineOptions options_;
-  TimelineFile file_;
-  std::uint64_t next_ = 0;  // number of the next event
-  TimePoint looked_{};
-  std::vector<Event> events_;
-
+  Mutex control_;  // held for all of Start and Stop
   Mutex mutex_;
-  CondVar changed_;
-  bool stop_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool runs_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  bool flush_ SIRTAKI_GUARDED_BY(mutex_) = false;  // somebody waits for it
+  std::shared_ptr<Part> part_ SIRTAKI_GUARDED_BY(mutex_);
 };
 
 }  // namespace sirtaki::core::trace

@@ -8,6 +8,8 @@
 #include <fstream>
 #include <system_error>
 
+#include "core/base/text.h"
+
 namespace sirtaki::core::trace {
 namespace {
 
@@ -37,6 +39,12 @@ std::string MetricsPath(const std::string& option, int rank) {
 }
 
 bool IsPrometheus(std::string_view path) { return path.ends_with(".prom"); }
+
+Status StuckFile(std::string_view what, const std::string& path, Duration patience) {
+  return {StatusCode::kBackend, std::string(what) + " \"" + path +
+                                    "\" is left as it is: a write to it has not ended for " +
+                                    DurationText(patience)};
+}
 
 Status MakeFoldersOf(const std::string& path) {
   const fs::path folder = fs::path(path).parent_path();

@@ -1,10 +1,12 @@
 // Where the files of a rank's timeline, flight record and metrics are, and how they get there.
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 
 #include "core/base/status.h"
+#include "core/base/types.h"
 
 namespace sirtaki::core::trace {
 
@@ -16,6 +18,11 @@ std::string FlightRecordPath(const std::string& folder, int rank);
 std::string MetricsPath(const std::string& option, int rank);
 // Whether it is the text format of Prometheus.
 bool IsPrometheus(std::string_view path);
+
+// The end of a run waits this long for a file system that does not answer.
+inline constexpr Duration kFilePatience = std::chrono::seconds(10);
+// The status of a file that is left as it is after that. `what`: as "the timeline".
+Status StuckFile(std::string_view what, const std::string& path, Duration patience);
 
 // Makes the folders above a file. kBackend names the one that cannot be made.
 Status MakeFoldersOf(const std::string& path);

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/engine/executor.h"
-#include "ops/base/lane_thread.h"
+#include "core/threads/leavable_thread.h"
 
 namespace sirtaki::ops {
 
@@ -20,7 +20,7 @@ namespace sirtaki::ops {
 // AddRunning(list). A lane's members are called by any thread. No lock is held while a callback or
 // Complete is called.
 template <typename Task>
-class Lane : public LaneThread {
+class Lane : public core::LeavableThread {
  public:
   // `on_failure`: called once at most, by Stop.
   using OnFailure = std::function<void(const core::Status& why, const std::string& tensor)>;

@@ -1,8 +1,11 @@
 #include "core/trace/metrics_writer.h"
 #include "tests/support/within.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -135,6 +138,24 @@ TEST_F(MetricsWriterTest, ALineIsWrittenWholeOrNotAtAll) {
   ASSERT_EQ(errors_.size(), 1U);
   EXPECT_NE(errors_[0].message().find("File too large"), std::string::npos) << errors_[0].message();
   EXPECT_EQ(std::filesystem::file_size(folder_ + "/m.csv"), head);
+}
+
+// A pipe that nobody reads cannot be opened, as a file on a disk that does not answer.
+TEST_F(MetricsWriterTest, TheEndLeavesBehindAWriteThatHangs) {
+  MetricsFileOptions options = Options("m.csv", hours(1));
+  options.patience = milliseconds(20);
+  ASSERT_TRUE(writer_.Start(options).ok());
+  std::filesystem::remove(options.path);
+  ASSERT_EQ(mkfifo(options.path.c_str(), 0600), 0);
+  writer_.Stop();
+  ASSERT_EQ(errors_.size(), 1U);
+  EXPECT_EQ(errors_[0].message(), "the metrics \"" + options.path +
+                                      "\" is left as it is: a write to it has not ended for 20 ms");
+  const int reader = open(options.path.c_str(), O_RDONLY);  // the thread goes on, and ends
+  char none = 0;
+  EXPECT_EQ(read(reader, &none, 1), 0);  // a line cannot be added to a pipe
+  close(reader);
+  EXPECT_EQ(errors_.size(), 1U);
 }
 
 // Whether a link that leads to itself is a folder cannot even be asked.

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,11 +12,36 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
+
+namespace {
+
+// While there is one, the next write of a timeline waits there, as on a disk that does not answer.
+struct Hang {
+  std::latch began{1};
+  std::latch ends{1};
+  std::latch over{1};
+};
+std::atomic<Hang*> hang{nullptr};
+
+}  // namespace
+
+// In the place of the C library's.
+extern "C" ssize_t pwrite(int file, const void* from, std::size_t bytes, off_t at) {
+  Hang* const mine = hang.exchange(nullptr);
+  if (mine != nullptr) {
+    mine->began.count_down();
+    mine->ends.wait();
+  }
+  const ssize_t written = syscall(SYS_pwrite64, file, from, bytes, at);
+  if (mine != nullptr) mine->over.count_down();
+  return written;
+}
 
 namespace sirtaki::core::trace {
 namespace {
@@ -110,6 +137,31 @@ TEST_F(TimelineWriterTest, WritesWhatHappensBetweenStartAndStop) {
   EXPECT_EQ(marks[0]["args"]["number"], 2);
   EXPECT_EQ(marks[1]["args"]["number"], 3);
   EXPECT_EQ(errors_, 0);
+}
+
+TEST_F(TimelineWriterTest, TheEndLeavesBehindAWriteThatHangs) {
+  TimelineOptions options = Options(hours(1));
+  options.patience = milliseconds(20);
+  ASSERT_TRUE(writer_.Start(options).ok());
+  Mark(1);
+  Hang disk;
+  hang = &disk;
+  writer_.Stop();
+  ASSERT_EQ(errors_, 1);
+  EXPECT_EQ(error_.message(), "the timeline \"" + options.path +
+                                  "\" is left as it is: a write to it has not ended for 20 ms");
+  disk.began.wait();
+  // The next one has nothing to do with it, whenever the thread goes on.
+  TimelineOptions next = options;
+  next.path = (folder_ / "next.json").string();
+  next.patience = hours(1);
+  ASSERT_TRUE(writer_.Start(next).ok());
+  disk.ends.count_down();
+  disk.over.wait();
+  EXPECT_TRUE(observer_->detail);
+  writer_.Stop();
+  EXPECT_EQ(errors_, 1);
+  EXPECT_EQ(Lines(EventKind::kMark).size(), 1U);
 }
 
 TEST_F(TimelineWriterTest, FollowsWhileTheRankRuns) {

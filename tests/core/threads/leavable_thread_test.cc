@@ -1,5 +1,5 @@
-// How a lane's thread ends: joined, waited for, or left behind.
-#include "ops/base/lane_thread.h"
+// A thread that may be stuck ends in one of three ways: joined, waited for, or left behind.
+#include "core/threads/leavable_thread.h"
 
 #include <gtest/gtest.h>
 
@@ -8,43 +8,44 @@
 #include <latch>
 #include <memory>
 
-namespace sirtaki::ops {
+namespace sirtaki::core {
 namespace {
 
 using std::chrono::hours;
 
-constexpr core::Duration kGrace = std::chrono::milliseconds(100);
+constexpr Duration kGrace = std::chrono::milliseconds(100);
 
 // Waits until it is told to end, then does `last`.
-void StartWaiting(const std::shared_ptr<LaneThread>& thread, const std::function<void()>& last) {
+void StartWaiting(const std::shared_ptr<LeavableThread>& thread,
+                  const std::function<void()>& last) {
   thread->StartThread([thread, last] {
     {
-      core::MutexLock lock(thread->mutex);
-      while (!thread->quits()) thread->WaitUntil(core::TimePoint::max());
+      MutexLock lock(thread->mutex);
+      while (!thread->quits()) thread->WaitUntil(TimePoint::max());
     }
     last();
   });
 }
 
-TEST(LaneThreadTest, AThreadThatWaitsIsJoined) {
-  const auto thread = std::make_shared<LaneThread>();
+TEST(LeavableThreadTest, AThreadThatWaitsIsJoined) {
+  const auto thread = std::make_shared<LeavableThread>();
   bool ended = false;
   StartWaiting(thread, [&] { ended = true; });
   EXPECT_TRUE(thread->EndThread(hours(1)));
   EXPECT_TRUE(ended);
 }
 
-TEST(LaneThreadTest, ACallOutIsWaitedFor) {
-  const auto thread = std::make_shared<LaneThread>();
+TEST(LeavableThreadTest, ACallOutIsWaitedFor) {
+  const auto thread = std::make_shared<LeavableThread>();
   std::latch called(1);
   bool told = false;
   thread->StartThread([&, thread] {
     told = thread->CallOut([&] {
       called.count_down();
-      core::MutexLock lock(thread->mutex);
+      MutexLock lock(thread->mutex);
       while (!thread->quits()) thread->changed.Wait(thread->mutex);
       thread->changed.WaitUntil(thread->mutex,
-                                core::Clock::now() + kGrace + kGrace);  // outlasts it
+                                Clock::now() + kGrace + kGrace);  // outlasts it
     });
   });
   called.wait();
@@ -52,9 +53,9 @@ TEST(LaneThreadTest, ACallOutIsWaitedFor) {
   EXPECT_TRUE(told);
 }
 
-TEST(LaneThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {
+TEST(LeavableThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {
   struct Shared {
-    LaneThread thread;
+    LeavableThread thread;
     std::latch at_work{1};
     std::latch released{1};
     std::latch over{1};
@@ -69,7 +70,7 @@ TEST(LaneThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {
     shared->over.count_down();
   });
   shared->at_work.wait();
-  EXPECT_FALSE(shared->thread.EndThread(core::Duration::zero()));
+  EXPECT_FALSE(shared->thread.EndThread(Duration::zero()));
   shared->released.count_down();
   shared->over.wait();
   EXPECT_FALSE(shared->told);
@@ -77,8 +78,8 @@ TEST(LaneThreadTest, AThreadThatIsStuckIsLeftBehindAndCallsNothingAnyMore) {
 }
 
 // It could not be stuck while it waited; what it then does can.
-TEST(LaneThreadTest, AThreadThatGetsStuckAfterItWasToldToEndIsLeftBehind) {
-  const auto thread = std::make_shared<LaneThread>();
+TEST(LeavableThreadTest, AThreadThatGetsStuckAfterItWasToldToEndIsLeftBehind) {
+  const auto thread = std::make_shared<LeavableThread>();
   const auto released = std::make_shared<std::latch>(1);
   StartWaiting(thread, [released] { released->wait(); });
   EXPECT_FALSE(thread->EndThread(std::chrono::milliseconds(1)));
@@ -86,4 +87,4 @@ TEST(LaneThreadTest, AThreadThatGetsStuckAfterItWasToldToEndIsLeftBehind) {
 }
 
 }  // namespace
-}  // namespace sirtaki::ops
+}  // namespace sirtaki::core
