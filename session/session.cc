@@ -1,5 +1,6 @@
 #include "session/session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/machine/fork_guard.h"
 #include "core/machine/memory_source.h"
+#include "core/threads/cooling_sleep.h"
 #include "core/threads/stuck_watch.h"
 #include "ops/base/keep_forever.h"
 #include "session/base/devices.h"
@@ -20,7 +22,8 @@ using core::StatusCode;
 
 namespace {
 
-// How long the end of a failed session waits for operations to return before it leaves them behind.
+// How long the end of a failed session waits for operations to return before it leaves them behind,
+// and a call afterwards for its handle.
 constexpr auto kGrace = std::chrono::milliseconds(1000);
 
 // How often the end of a session looks whether a call under way is stuck: a look counts for 200 ms at
@@ -129,13 +132,20 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   if (handle.done()) return handle.status();
   if (core::ForkGeneration() != fork_generation_) return CheckState();
   if (PausedByThisThread()) return WaitsInAPause();
-  const Call call(*this);
-  if (call.has_impl()) {
-    return impl_->engine ? impl_->engine->Wait(handle, deadline) : WaitSingle(handle, deadline);
+  {
+    const Call call(*this);
+    if (call.has_impl()) {
+      return impl_->engine ? impl_->engine->Wait(handle, deadline) : WaitSingle(handle, deadline);
+    }
   }
-  // The end of the session is about to complete it.
-  while (!handle.done() && core::Clock::now() < deadline) std::this_thread::yield();
-  return handle.AfterWait();
+  // A thread of the session may be about to complete it.
+  const core::TimePoint limit = std::min(deadline, core::Clock::now() + kGrace);
+  core::CoolingSleep sleep(kGrace / 100);
+  while (!handle.done() && core::Clock::now() < limit) sleep.Pause();
+  if (handle.done() || limit == deadline) return handle.AfterWait();
+  if (Status why = fault(); !why.ok()) return why;
+  return {StatusCode::kNotInitialized,
+          handle.key().ToString() + " has not ended, and the session that it was given to has"};
 }
 
 void Session::NoteCaller() {

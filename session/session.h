@@ -101,7 +101,8 @@ class Session {
   // FindGpu gives, and its slot is in the signature.
   core::Status Submit(const core::WorkPtr& work, bool will_wait);
 
-  // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`.
+  // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`. The end
+  // of the session completes every handle; the fault, or kNotInitialized, for one that it has not.
   core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
 
   // The calling thread makes calls to this session, though it is in none now.
@@ -220,6 +221,7 @@ class Session {
   core::Status SubmitSingle(const core::WorkPtr& work);
   void MatchSingle(const core::WorkPtr& work);
   core::Status WaitSingle(core::HandleState& handle, core::TimePoint deadline);
+  void FailOverdue(core::TimePoint now);  // if a call has not ended within its time-out
   void FailAlone(const core::Status& why);
 
   // ---- session_record.cc ----

@@ -2,8 +2,10 @@
 // a message when its other half is.
 #include <chrono>
 
+#include "core/base/text.h"
 #include "core/protocol/message.h"
 #include "core/threads/cooling_sleep.h"
+#include "ops/host/p2p.h"
 #include "session/session.h"
 #include "session/session_impl.h"
 #include "session/single/single_process.h"
@@ -55,7 +57,22 @@ void Session::MatchSingle(const core::WorkPtr& work) {
   const core::WorkPtr other = messages.TakeOtherHalf(work);
   if (other == nullptr) return;
   const bool is_send = work->request.signature()->kind == OpKind::kSend;
-  const Status status = is_send ? messages.Deliver(work, other) : messages.Deliver(other, work);
+  const core::TimePoint begin = core::Clock::now();
+  const auto check = [&] {
+    const core::TimePoint now = core::Clock::now();
+    FailOverdue(now);
+    const core::Duration limit = config_.stall_limit;
+    if (limit > core::Duration::zero() && now - begin >= limit) {
+      FailAlone({StatusCode::kTimedOut,
+                 ops::P2pText(*work) + ": the GPU has not copied it for " +
+                     core::DurationText(now - begin) + ", longer than stall_limit (" +
+                     core::DurationText(limit) + ")",
+                 {topology_.rank, topology_.host, core::TensorName(work->request.key)}});
+    }
+    return fault();
+  };
+  const Status status =
+      is_send ? messages.Deliver(work, other, check) : messages.Deliver(other, work, check);
   for (const core::WorkPtr& half : {work, other}) {
     if (impl_->queue.Resolve(half->request.key) == nullptr) continue;
     // The send has ended well, though the receive does not expect what it sent.
@@ -71,17 +88,19 @@ Status Session::WaitSingle(core::HandleState& handle, core::TimePoint deadline) 
   core::CoolingSleep sleep(kNapTime);
   for (core::TimePoint now = core::Clock::now(); !handle.done() && now < deadline;
        now = core::Clock::now()) {
-    core::Key key;
-    core::Duration limit{};
-    if (impl_->queue.EarliestDeadline(&key, &limit) <= now) {
-      FailAlone({StatusCode::kTimedOut,
-                 core::TimeOutText(key, limit),
-                 {topology_.rank, topology_.host, core::TensorName(key)}});
-    } else {
-      sleep.Pause();
-    }
+    FailOverdue(now);
+    if (!handle.done()) sleep.Pause();
   }
   return handle.AfterWait();
+}
+
+void Session::FailOverdue(core::TimePoint now) {
+  core::Key key;
+  core::Duration limit{};
+  if (impl_->queue.EarliestDeadline(&key, &limit) > now) return;
+  FailAlone({StatusCode::kTimedOut,
+             core::TimeOutText(key, limit),
+             {topology_.rank, topology_.host, core::TensorName(key)}});
 }
 
 void Session::FailAlone(const Status& why) {

@@ -41,9 +41,10 @@ Status AwaitProducer(core::Work& work, const cuda::Stream& stream) {
   return ready != nullptr ? ready->Block(stream.handle()) : Status::Ok();
 }
 
-Status AwaitEnd(const cuda::Event& end) {
+Status AwaitEnd(const cuda::Event& end, const std::function<Status()>& check) {
   for (bool reached = false;;) {
     Status status = end.Poll(&reached);
+    if (status.ok() && !reached) status = check();
     if (!status.ok() || reached) return status;
     std::this_thread::sleep_for(kNapTime);
   }
@@ -103,7 +104,8 @@ Status SingleProcessP2p::CopyOnGpu(const core::WorkPtr& send, const core::WorkPt
   return status.ok() ? copier.events->Mark(stream, end) : status;
 }
 
-Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive) {
+Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr& receive,
+                                 const std::function<Status()>& check) {
   const ops::P2pHeader sent = ops::HeaderOf(*send);
   const ops::P2pHeader expected = ops::HeaderOf(*receive);
   if (sent != expected) {
@@ -117,6 +119,14 @@ Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr&
     std::memmove(receive->output, send->input, static_cast<std::size_t>(sent.bytes()));
     return Status::Ok();
   }
+  const bool between_gpus = IsOnGpu(*send) && IsOnGpu(*receive);
+  if (!between_gpus) {
+    // CUDA's copy would wait for the tensor's producer within the call, and for ever.
+    const cuda::EventPtr& ready = cuda::AsDeviceWork(IsOnGpu(*send) ? *send : *receive).ready;
+    if (Status status = ready != nullptr ? AwaitEnd(*ready, check) : Status::Ok(); !status.ok()) {
+      return status;
+    }
+  }
   cuda::EventPtr end;
   {
     core::MutexLock lock(mutex_);
@@ -127,7 +137,7 @@ Status SingleProcessP2p::Deliver(const core::WorkPtr& send, const core::WorkPtr&
   for (const core::WorkPtr& half : {send, receive}) {
     if (IsOnGpu(*half)) cuda::AsDeviceWork(*half).done = end;
   }
-  return IsOnGpu(*send) && IsOnGpu(*receive) ? Status::Ok() : AwaitEnd(*end);
+  return between_gpus ? Status::Ok() : AwaitEnd(*end, check);
 }
 
 }  // namespace sirtaki::session

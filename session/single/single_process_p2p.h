@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -30,9 +31,10 @@ class SingleProcessP2p {
   core::WorkPtr TakeOtherHalf(const core::WorkPtr& half) SIRTAKI_EXCLUDES(halves_mutex_);
 
   // The status of the receive, kMismatch if it expects something else; another one that is not ok
-  // is that of both: CUDA's.
-  core::Status Deliver(const core::WorkPtr& send, const core::WorkPtr& receive)
-      SIRTAKI_EXCLUDES(mutex_);
+  // is that of both: CUDA's, or that of `check`, which says why there is no point in waiting any
+  // longer. The copy keeps both.
+  core::Status Deliver(const core::WorkPtr& send, const core::WorkPtr& receive,
+                       const std::function<core::Status()>& check) SIRTAKI_EXCLUDES(mutex_);
 
  private:
   // A copier copies on one device.

@@ -118,8 +118,9 @@ class Rank {
     return call;
   }
 
-  // `gpu`: as in Make. A receive has place for as many values.
-  std::shared_ptr<Message> Start(OpKind kind, int peer, std::vector<float> values, int gpu) {
+  // `gpu`: as in Make. A receive has place for as many values. `time_out`: zero for none.
+  std::shared_ptr<Message> Start(OpKind kind, int peer, std::vector<float> values, int gpu,
+                                 core::Duration time_out = {}) {
     auto message = std::make_shared<Message>();
     message->values = std::move(values);
     core::Signature signature{.kind = kind,
@@ -142,6 +143,7 @@ class Rank {
         core::Key::Named(core::kWorldSet, "#" + std::to_string(++messages_) + ": a message");
     work.request.asked = std::make_shared<const core::Signature>(std::move(signature));
     work.peer = peer;
+    if (time_out > core::Duration::zero()) work.deadline = core::Clock::now() + time_out;
     work.input = work.output = message->values.data();
     EXPECT_TRUE(session_->Submit(message->work, /*will_wait=*/false).ok());
     return message;
@@ -535,6 +537,42 @@ TEST_F(GpuSessionTest, ALoneRankHasMessagesToItself) {
   });
   EXPECT_THAT(gpus_.calls("cudaHostAlloc"), IsEmpty());
   EXPECT_EQ(gpus_.live_events(), 0);
+}
+
+// The host waits for the copy, and the GPU does not come to it.
+TEST_F(GpuSessionTest, ALoneRanksMessageToTheHostHasTheStallLimit) {
+  configure_ = [](core::Config& config) { config.stall_limit = std::chrono::milliseconds(20); };
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& rank, int) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto receive = rank.Start(OpKind::kReceive, 0, {0, 0}, kHost);
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    for (const auto& half : {receive, send}) {
+      const Status status = rank.Finish(half->work, nullptr);
+      EXPECT_EQ(status.code(), StatusCode::kTimedOut);
+      EXPECT_THAT(status.message(),
+                  AllOf(HasSubstr("send to rank 0, tag 0: the GPU has not copied it for "),
+                        HasSubstr(", longer than stall_limit (20 ms)")));
+    }
+    EXPECT_EQ(rank.session().fault().code(), StatusCode::kTimedOut);
+    open = true;
+  });
+}
+
+TEST_F(GpuSessionTest, ALoneRanksMessageToTheHostHasItsOwnTimeOut) {
+  std::atomic<bool> open{false};
+  RunRanks(1, [&](Rank& rank, int) {
+    gpus_.PutGate(rank.producer(), open);
+    const auto receive =
+        rank.Start(OpKind::kReceive, 0, {0, 0}, kHost, std::chrono::milliseconds(20));
+    const auto send = rank.Start(OpKind::kSend, 0, {3, 4}, 1);
+    for (const auto& half : {receive, send}) {
+      const Status status = rank.Finish(half->work, nullptr);
+      EXPECT_EQ(status.code(), StatusCode::kTimedOut);
+      EXPECT_THAT(status.message(), HasSubstr("did not finish within its time-out of 20 ms"));
+    }
+    open = true;
+  });
 }
 
 // Neither what it reads nor what it writes is used before the streams have come there.

@@ -72,6 +72,23 @@ TEST_F(SessionEndTest, AShutdownSleepsWhileACallIsUnderWay) {
   EXPECT_LT(naps, 100);
 }
 
+// No such handle is left by a session; a wait for one must end all the same, and must not keep the
+// session's parts.
+TEST(SessionWaitTest, AHandleThatTheEndHasNotCompletedIsAnError) {
+  for (const int size : {1, 2}) {
+    const auto world = std::make_shared<InprocWorld>(size);
+    tests::RankThreads::Run(size, [&](int rank) {
+      std::shared_ptr<Session> session;
+      ASSERT_TRUE(Session::CreateInproc(world, rank, tests::SessionOptions(), &session).ok());
+      ASSERT_TRUE(session->Shutdown("done").ok());
+      core::HandleState handle(nullptr, core::Key::Named(core::kWorldSet, "w"));
+      const core::Status status = session->Wait(handle);
+      EXPECT_EQ(status.code(), core::StatusCode::kNotInitialized);
+      EXPECT_EQ(status.message(), "\"w\" has not ended, and the session that it was given to has");
+    });
+  }
+}
+
 // Only an engine in whose round a call has lasted for 10 s is stuck. Its thread goes on when the call
 // returns, long after the session has ended, with all that it uses.
 TEST(SessionStuckTest, AShutdownLeavesAStuckEngineBehind) {
