@@ -130,7 +130,4 @@ Status DeserializeConfig(std::string_view bytes, Config* config);
 // default; "defaults" if nothing is.
 std::string DescribeConfig(const Config& config);
 
-// The text of docs/configuration.md.
-std::string OptionsMarkdown();
-
 }  // namespace sirtaki::core
