@@ -1,5 +1,5 @@
 // The ranks tell each other greetings at init, and from these the same follows on all of them.
-// Pure, but for Greet, which gathers what is known of this process.
+// Pure, except Greet, which gathers what is known of this process.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Has flight records written when something goes wrong: by a thread of the process that sleeps
-// until a fault or a signal asks for it. What asks must not block (it holds the engine's token) or
-// may do next to nothing (it is a signal's handler); writing needs memory, locks and time.
+// A record keeper writes flight records when something goes wrong: its thread sleeps until a fault or
+// a signal asks for them. Whoever asks must not block (it holds the engine's token) or may do next to
+// nothing (it is a signal's handler); writing needs memory, locks and time.
 //
 // The signals are SIGUSR1, which asks for records and nothing else; SIGTERM; and SIGABRT, with
 // which a check of ours, and a program that leaves an exception uncaught, end. While anything is

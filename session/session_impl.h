@@ -28,7 +28,7 @@ struct Session::Impl {
   std::unique_ptr<core::Engine> engine;
 };
 
-// Keeps the parts alive while a call uses them.
+// A Call keeps the parts alive while it uses them.
 class Session::Call {
  public:
   explicit Call(const Session& session) : session_(session) {

@@ -26,7 +26,7 @@ constexpr std::string_view kAsks = "SIGUSR1";
 // A timeline has this time for what is still to be written when a signal ends the process.
 constexpr auto kFlushPatience = std::chrono::milliseconds(500);
 
-// The names of so many layouts of buckets are kept.
+// The names of this many layouts of buckets are kept.
 constexpr std::size_t kMostLayouts = 64;
 
 void Warn(const Status& why) { core::Log(core::LogLevel::kWarning, why.message()); }

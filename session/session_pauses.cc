@@ -85,7 +85,7 @@ Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadl
   return status;
 }
 
-// Pings do not tell of a rank that has ended in its pause.
+// WaitAndWatch looks at the processes, since pings do not tell of a rank that has ended in its pause.
 Status Session::WaitAndWatch(core::HandleState& handle) {
   Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
   while (!handle.done()) {

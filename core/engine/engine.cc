@@ -11,7 +11,7 @@ namespace sirtaki::core {
 
 namespace {
 
-// One round receives at most so many messages, so that a flood delays nothing else.
+// One round receives at most this many messages, so that a flood delays nothing else.
 constexpr int kReceivedPerRound = 256;
 
 }  // namespace

@@ -15,7 +15,7 @@ struct Limits {
   std::int64_t chunk_bytes = std::int64_t{1} << 20;    // moved at a time on the large lane
   std::int64_t bucket_bytes = 0;                       // of gradients
   std::int64_t first_bucket_bytes = 0;
-  std::int64_t fusion_delay_us = 50;  // new work waits so long for more: Hold
+  std::int64_t fusion_delay_us = 50;  // new work waits this long for more: Hold
 
   static Limits Of(const Config& config);
 

@@ -15,7 +15,7 @@
 namespace sirtaki::core {
 namespace {
 
-// A bucket's arena: its own number; above that, how often its buckets have been laid out anew.
+// A bucket's arena: its own number; above that, how often its buckets have been laid out again.
 constexpr int kArenaWidth = 32;
 constexpr std::uint64_t kArenaBits = 0xffffffffU;
 

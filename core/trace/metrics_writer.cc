@@ -110,7 +110,7 @@ Status MetricsWriter::File::Write() {
 }
 
 // A line that only a part of could be written is taken back: the next one stands for itself. A file
-// that somebody has taken away begins anew.
+// that somebody has taken away begins again.
 Status MetricsWriter::File::AppendLine(const std::string& line) const {
   errno = 0;
   std::ofstream file(options.path, std::ios::app | std::ios::ate);

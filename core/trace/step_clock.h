@@ -16,7 +16,7 @@ class StepClock {
  public:
   explicit StepClock(ObserverPtr observer) : observer_(std::move(observer)) {}
 
-  // Costs a load but for the first gradient of a step.
+  // Costs a load, except for the first gradient of a step.
   void NoteGradient() {
     if (first_gradient_.load(std::memory_order_relaxed) == 0) NoteFirst();
   }

@@ -24,10 +24,10 @@ constexpr std::int64_t kSmallestFrame = 8192;
 constexpr std::int64_t kDigestBytes = sizeof(std::uint64_t);
 
 constexpr auto kAwake = std::chrono::microseconds(50);
-// A yield that took so long went to somebody who computes: for a while it is sooner to be woken.
+// A yield that took this long went to somebody who computes: for a while it is sooner to be woken.
 constexpr auto kLongYield = std::chrono::microseconds(500);
 constexpr int kSleepsAtOnce = 100;
-// A sleeper looks up so often whether it is to stop, and whether its peers are alive.
+// A sleeper looks this often whether it is to stop, and whether its peers are alive.
 constexpr auto kNap = std::chrono::milliseconds(20);
 constexpr auto kCheckPeers = std::chrono::milliseconds(100);
 

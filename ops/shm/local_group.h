@@ -32,7 +32,7 @@ struct LocalGroupOptions {
   bool threads_share_all = true;
 };
 
-// Made in two steps, with an exchange of strings between. Then immutable, but for the memory: any
+// Made in two steps, with an exchange of strings between. Then immutable, except the memory: any
 // thread may use it.
 class LocalGroup {
  public:

@@ -17,7 +17,7 @@ struct MailboxHead {
   alignas(64) std::atomic<std::uint64_t> read;
 };
 
-// Where the mailboxes of `members` senders lie in `bytes` of memory.
+// A layout says where the mailboxes of `members` senders lie in `bytes` of memory.
 class MailboxLayout {
  public:
   MailboxLayout(std::int64_t bytes, int members);
@@ -36,7 +36,7 @@ class MailboxWriter {
         ring_(mailbox + sizeof(MailboxHead)),
         capacity_(capacity) {}
 
-  // Bytes that fit, at least `wanted` if there are so many. None if the reader's position is one
+  // Bytes that fit, at least `wanted` if there are that many. None if the reader's position is one
   // that it cannot have, which corrupt() tells.
   std::size_t Room(std::size_t wanted);
   bool corrupt() const { return corrupt_; }
@@ -67,7 +67,7 @@ class MailboxReader {
   // tells.
   std::size_t Available();
   bool corrupt() const { return corrupt_; }
-  // Precondition: so many are there.
+  // Precondition: that many are there.
   void Take(std::span<std::byte> bytes);
   // Gives back the room of what was taken. True if the writer is to be told: it waits, and half of
   // the ring is free.

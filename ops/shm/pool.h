@@ -58,12 +58,7 @@ class Pool final : public core::MemorySource,
 
   // Errors: kUnsupported, with what the system said.
   static core::Status Make(const PoolOptions& options, std::shared_ptr<Pool>* pool);
-  static core::Status Make(std::int64_t bytes, std::shared_ptr<Pool>* pool) {
-    PoolOptions options;
-    options.bytes = bytes;
-    return Make(options, pool);
-  }
-  // A request of so many bytes takes this: at most an eighth more, or up to the next page.
+  // A request of `bytes` takes a block of this size: at most an eighth more, or up to the next page.
   static std::int64_t SizeOfBlock(std::int64_t bytes);
 
   // Aligned to a page, with whatever is in it. Null if the pool is used up, and in a forked child
@@ -74,7 +69,7 @@ class Pool final : public core::MemorySource,
   // The memory comes from the heap if the pool is used up.
   std::shared_ptr<void> Allocate(std::int64_t bytes) override;
 
-  // Gives back what is kept beyond so much.
+  // Gives back what is kept beyond `keep_bytes`.
   void Trim(std::int64_t keep_bytes) SIRTAKI_EXCLUDES(mutex_);
   PoolUse Use() const SIRTAKI_EXCLUDES(mutex_);
 

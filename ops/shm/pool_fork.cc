@@ -16,8 +16,9 @@ namespace sirtaki::ops::shm {
 
 namespace {
 
-// Those pages of the file that hold something: what was never touched stays untouched. Through the
-// file, since other threads may write to their tensors meanwhile, as they may during any fork.
+// CopyData copies the pages of the file that hold something: what was never touched stays untouched. It
+// reads the file, since other threads may write to their tensors meanwhile, as they may during any
+// fork.
 void CopyData(const Region& from, std::int64_t first, std::int64_t last, std::byte* to) {
   while (first < last) {
     const off_t begin = lseek(from.descriptor(), first, SEEK_DATA);

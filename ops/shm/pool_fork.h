@@ -1,4 +1,4 @@
-// What becomes of shared memory when the process forks. Shared mappings are not copied on write, so
+// Shared memory becomes a forked child's own. Shared mappings are not copied on write, so
 // that a child (a worker of a data loader, a program's own) would see and change its parent's
 // tensors. So fork() takes a copy of what is in use, in the thread that calls it, and in the child
 // that copy lies where the shared memory was. vfork(), posix_spawn() and system() run none of this.
@@ -22,7 +22,7 @@ class KeptApart {
 void AddToFork(KeptApart& memory);
 void RemoveFromFork(KeptApart& memory);
 
-// Says in the parent that there was no room for a copy.
+// WarnOfFork says in the parent that there was no room for a copy.
 void WarnOfFork();
 
 }  // namespace sirtaki::ops::shm

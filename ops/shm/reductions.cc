@@ -23,7 +23,7 @@ struct Place {
   std::int64_t output = kNothing;
 };
 
-// So many segments are told at a time.
+// This many segments are told at a time.
 constexpr std::size_t kRoundSegments = 2048;
 
 // A vector that is not longer goes in one frame, and every member adds up all of it.
@@ -31,7 +31,7 @@ constexpr std::int64_t kWholeBytes = std::int64_t{64} << 10;
 // A member's part of a piece of what is longer is no larger, so that it is read while it is in the
 // cache.
 constexpr std::int64_t kPartBytes = std::int64_t{192} << 10;
-// The frame that brings a member's sums of a piece comes so many frames later: ranks that take turns
+// The frame that brings a member's sums of a piece comes this many frames later: ranks that take turns
 // on a processor get through as many at a turn.
 constexpr std::int64_t kBehind = 2;
 

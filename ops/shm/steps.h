@@ -1,5 +1,5 @@
-// An operation written as if it could wait: a coroutine that is resumed when what it awaits is
-// over. So the same code is polled on one lane and blocks on another.
+// Steps are an operation written as if it could wait: a coroutine that is resumed when what it awaits
+// is over. So the same code is polled on one lane and blocks on another.
 #pragma once
 
 #include <coroutine>
@@ -10,7 +10,7 @@
 
 namespace sirtaki::ops::shm {
 
-// Owns the coroutine. Not thread-safe.
+// Steps own the coroutine. Not thread-safe.
 class Steps {
  public:
   struct promise_type {

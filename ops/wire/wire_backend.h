@@ -26,7 +26,7 @@ struct WireOptions {
   // Longer operations of the large lane go in chunks of about this many bytes, of which several are
   // under way: while one is reduced, the next crosses.
   std::int64_t chunk_bytes = std::int64_t{512} << 10;
-  // Up to so many bytes an operation takes few steps and moves more than it had to.
+  // Up to this many bytes an operation takes few steps and moves more than it had to.
   std::int64_t few_steps_bytes = std::int64_t{32} << 10;
 };
 

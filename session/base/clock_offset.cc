@@ -13,7 +13,7 @@ using core::TimePoint;
 
 namespace {
 
-// The narrowest of so many counts: most rounds are held up by somebody.
+// The narrowest of this many counts: most rounds are held up by somebody.
 constexpr int kRounds = 10;
 
 struct Bounds {

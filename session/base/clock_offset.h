@@ -12,8 +12,8 @@
 
 namespace sirtaki::session {
 
-// When a rank began to tell the others something, and when it had heard all of them, each by its
-// own clock.
+// A reading says when a rank began to tell the others something, and when it had heard all of them, by
+// its own clock.
 struct ClockReading {
   core::TimePoint before{};
   core::TimePoint after{};

@@ -17,7 +17,7 @@
 
 namespace sirtaki::session {
 
-// These work with GPUs, opened when the first tensor on one comes. Tests have fakes.
+// The libraries that work with GPUs are opened when the first tensor on one comes. Tests have fakes.
 struct GpuLibraries {
   // The device has CUDA's index; kUnsupported where there is no CUDA.
   std::function<core::Status(int index, std::shared_ptr<ops::cuda::Device>* device)> open_device;
@@ -31,7 +31,7 @@ struct GpuLibraries {
   static GpuLibraries OfProcess();
 };
 
-// One of them. Thread-safe.
+// A Gpu is one of those that a rank works with. Thread-safe.
 class Gpu {
  public:
   Gpu(std::uint32_t slot, std::shared_ptr<ops::cuda::Device> device)
@@ -62,8 +62,8 @@ class Gpu {
   std::unique_ptr<ops::cuda::Kernels> kernels_ SIRTAKI_GUARDED_BY(mutex_);  // from the first use
 };
 
-// Those of a session. A GPU's slot is its place in the order of their first use, so that ranks
-// agree on it whichever GPUs they have. Thread-safe; a GPU that nobody asks for is not touched.
+// The devices are a session's GPUs. A GPU's slot is its place in the order of their first use, so that
+// ranks agree on it whichever GPUs they have. Thread-safe; a GPU that nobody asks for is not touched.
 class Devices {
  public:
   explicit Devices(GpuLibraries libraries) : libraries_(std::move(libraries)) {}

@@ -18,7 +18,7 @@
 
 namespace sirtaki::session {
 
-// Owned by a medium; destroyed before what it was given.
+// A medium owns its host group, which is destroyed before what it was given.
 class HostGroup {
  public:
   // Collective over the world, by `medium`'s Exchange: the ranks of each host meet in shared

@@ -25,7 +25,7 @@ struct ConnectOptions {
   bool spin = true;  // short waits keep their core
 };
 
-// Owned by the session, which destroys it after everything that uses it.
+// The session owns its medium, and destroys it after everything that uses it.
 class Medium {
  public:
   virtual ~Medium() = default;

@@ -17,14 +17,14 @@ namespace sirtaki::session {
 ops::shm::PoolOptions SizeOfPool(std::int64_t pool_bytes, std::int64_t memory_of_host,
                                  std::int64_t address_limit, int local_size);
 
-// Made at the first call. Null if there can be none, with a warning, or shared memory is off.
-// Thread-safe.
+// The shared pool is made at the first call. Null if there can be none, with a warning, or shared
+// memory is off. Thread-safe.
 std::shared_ptr<ops::shm::Pool> PoolOfProcess(const core::Config& config, int local_size);
 
 // The private pool has memory that this process alone sees.
 std::shared_ptr<ops::shm::Pool> PrivatePoolOfProcess(const core::Config& config, int local_size);
 
-// Those of the two that have been made.
+// The pools are those of the two that have been made.
 std::vector<std::shared_ptr<ops::shm::Pool>> PoolsOfProcess();
 
 }  // namespace sirtaki::session

@@ -7,9 +7,10 @@
 
 namespace sirtaki::session {
 
-// Carries out the work on the calling thread, or puts it into the stream that makes its input, on a
-// GPU of `devices`; gives the status that its handle is to be completed with. kInvalidArgument if
-// the request is invalid, kBackend if the output could not be allocated, and what Gpu::Copy gives.
+// RunInSingleProcess carries out the work on the calling thread, or puts it into the stream that makes
+// its input, on a GPU of `devices`; gives the status that its handle is to be completed with.
+// kInvalidArgument if the request is invalid, kBackend if the output could not be allocated, and what
+// Gpu::Copy gives.
 core::Status RunInSingleProcess(core::Work& work, Devices& devices);
 
 }  // namespace sirtaki::session

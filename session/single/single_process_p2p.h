@@ -13,11 +13,11 @@
 
 namespace sirtaki::session {
 
-// Carries what one of two threads has sent to what the other wants to receive; which of them does
-// it is the one that came later. Thread-safe.
+// SingleProcessP2p carries what one of two threads has sent to where the other wants to receive it, on
+// the thread that came later. Thread-safe.
 //
 // Between two tensors on GPUs it puts a copy into a stream of its own, which waits for both; where
-// one of them is on the host it waits for the copy.
+// one of them is on the host its thread waits for the other's producer and for the copy.
 class SingleProcessP2p {
  public:
   SingleProcessP2p() = default;

@@ -24,7 +24,7 @@ ShmRanks::ShmRanks(int size, Seen seen) {
     options.rank = rank;
     options.threads_share_all = seen == Seen::kAll;
     if (seen == Seen::kPools) {
-      const core::Status status = ops::shm::Pool::Make(kPoolBytes, &options.pool);
+      const core::Status status = ops::shm::Pool::Make({.bytes = kPoolBytes}, &options.pool);
       EXPECT_TRUE(status.ok()) << status.ToString();
     }
     const core::Status status =

@@ -36,7 +36,7 @@ Rank MakeRank(int rank, std::shared_ptr<Pool> pool = nullptr, bool threads_share
 
 std::shared_ptr<Pool> MakePool() {
   std::shared_ptr<Pool> pool;
-  EXPECT_TRUE(Pool::Make(std::int64_t{1} << 20, &pool).ok());
+  EXPECT_TRUE(Pool::Make({.bytes = std::int64_t{1} << 20}, &pool).ok());
   return pool;
 }
 

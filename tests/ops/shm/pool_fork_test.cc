@@ -109,7 +109,7 @@ TEST_P(PoolForkTest, OtherThreadsMayGoOnMeanwhile) {
 
 TEST(PoolForkCopyTest, WhatWasNeverTouchedTakesNoMemory) {
   std::shared_ptr<Pool> pool;
-  ASSERT_TRUE(Pool::Make(64 * kMi, &pool).ok());
+  ASSERT_TRUE(Pool::Make({.bytes = 64 * kMi}, &pool).ok());
   void* const untouched = pool->TryAllocate(32 * kMi);
   EXPECT_EQ(tests::InChild([&] { return *static_cast<char*>(untouched); }), 0);
   struct stat file {};
