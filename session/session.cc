@@ -143,9 +143,13 @@ Status Session::Wait(core::HandleState& handle, core::TimePoint deadline) {
   core::CoolingSleep sleep(kGrace / 100);
   while (!handle.done() && core::Clock::now() < limit) sleep.Pause();
   if (handle.done() || limit == deadline) return handle.AfterWait();
-  if (Status why = fault(); !why.ok()) return why;
-  return {StatusCode::kNotInitialized,
-          handle.key().ToString() + " has not ended, and the session that it was given to has"};
+  Status why = fault();
+  if (why.ok()) {
+    why = {StatusCode::kNotInitialized,
+           handle.key().ToString() + " has not ended, and the session that it was given to has"};
+  }
+  handle.Complete(std::move(why));
+  return handle.status();
 }
 
 void Session::NoteCaller() {

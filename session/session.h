@@ -102,7 +102,8 @@ class Session {
   core::Status Submit(const core::WorkPtr& work, bool will_wait);
 
   // Drives or sleeps until the handle is done, and gives its status; kTimedOut at `deadline`. The end
-  // of the session completes every handle; the fault, or kNotInitialized, for one that it has not.
+  // of the session completes every handle; one that it has not completes here, with the fault or
+  // kNotInitialized.
   core::Status Wait(core::HandleState& handle, core::TimePoint deadline = core::TimePoint::max());
 
   // The calling thread makes calls to this session, though it is in none now.

@@ -38,9 +38,11 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
     trace_.BeginWait(begin);
     callers_.Note();
     const Sitting sitting(*this, deadline == TimePoint::max() ? &handle : nullptr, begin);
-    driver_.DriveUntil([&handle] { return handle.done(); }, &handle, deadline);
+    driver_.DriveUntil([&] { return handle.done() || stuck(); }, &handle, deadline);
     trace_.Waited(handle, begin, Now());
   }
+  // Nobody else completes what a stuck call has in hand.
+  if (!handle.done() && stuck()) handle.Complete(fault());
   return handle.AfterWait();
 }
 
