@@ -1,5 +1,6 @@
 # sirtaki_mpi_bindings: MPI's C interface, version 3.1 or newer, from any implementation. MPI_HOME or mpirun's place on
-# PATH say which.
+# PATH say which. The library itself is not linked with MPI: it opens a module for the MPI that it finds when it starts.
+include(CheckCXXSymbolExists)
 set(SIRTAKI_HAVE_MPI OFF)
 set(sirtaki_mpiexec "")
 if(SIRTAKI_MPI STREQUAL "OFF")
@@ -14,6 +15,18 @@ if(MPI_C_FOUND AND MPI_FOUND)
   target_link_libraries(sirtaki_mpi_bindings INTERFACE MPI::MPI_C)
   # <mpi.h> still pulls in the C++ bindings that MPI dropped in 3.0, unless told not to.
   target_compile_definitions(sirtaki_mpi_bindings INTERFACE OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1)
+  set(CMAKE_REQUIRED_INCLUDES "${MPI_C_INCLUDE_DIRS}")
+  set(CMAKE_REQUIRED_DEFINITIONS -DOMPI_SKIP_MPICXX=1 -DMPICH_SKIP_MPICXX=1)
+  check_cxx_symbol_exists(OPEN_MPI "mpi.h" SIRTAKI_MPI_IS_OPENMPI)
+  check_cxx_symbol_exists(MPICH_VERSION "mpi.h" SIRTAKI_MPI_IS_MPICH)
+  unset(CMAKE_REQUIRED_INCLUDES)
+  unset(CMAKE_REQUIRED_DEFINITIONS)
+  set(sirtaki_mpi_family abi)
+  if(SIRTAKI_MPI_IS_OPENMPI)
+    set(sirtaki_mpi_family openmpi)
+  elseif(SIRTAKI_MPI_IS_MPICH)
+    set(sirtaki_mpi_family mpich)
+  endif()
   set(sirtaki_mpiexec "${MPIEXEC_EXECUTABLE}")
   list(GET MPI_C_LIBRARIES 0 sirtaki_mpi_library)
   execute_process(COMMAND "${MPIEXEC_EXECUTABLE}" --version
@@ -33,3 +46,25 @@ else()
   endif()
   set(sirtaki_mpi_status "off: ${sirtaki_mpi_why}")
 endif()
+
+# sirtaki_add_mpi_module(): the module for the MPI that was found, beside libsirtaki.so; and sirtaki_session_mpi, the session with
+# that module and its MPI linked, for programs that do not use libsirtaki.so.
+function(sirtaki_add_mpi_module)
+  set(source "${PROJECT_SOURCE_DIR}/mpi/module/module.cc")
+  add_library(sirtaki_mpi_linked OBJECT "${source}")
+  add_library(sirtaki_mpi_module MODULE "${source}")
+  # Its MPI is in the process before it.
+  set_target_properties(sirtaki_mpi_module PROPERTIES
+    PREFIX lib OUTPUT_NAME "sirtaki_mpi_${sirtaki_mpi_family}" LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
+  foreach(target IN ITEMS sirtaki_mpi_linked sirtaki_mpi_module)
+    target_compile_features(${target} PRIVATE cxx_std_20)
+    target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
+    target_include_directories(${target} SYSTEM PRIVATE ${MPI_C_INCLUDE_DIRS})
+    target_compile_definitions(${target} PRIVATE OMPI_SKIP_MPICXX=1 MPICH_SKIP_MPICXX=1 SIRTAKI_MPI_FAMILY="${sirtaki_mpi_family}")
+    target_link_libraries(${target} PRIVATE sirtaki_flags)
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  endforeach()
+  add_library(sirtaki_session_mpi INTERFACE)
+  target_sources(sirtaki_session_mpi INTERFACE $<TARGET_OBJECTS:sirtaki_mpi_linked>)
+  target_link_libraries(sirtaki_session_mpi INTERFACE sirtaki_session sirtaki_mpi_bindings)
+endfunction()

@@ -42,18 +42,10 @@ function(sirtaki_add_python_module)
   set(folder "${PROJECT_SOURCE_DIR}/frameworks/python")
   set(package "${PROJECT_BINARY_DIR}/python/sirtaki")
   file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cc")
-  if(SIRTAKI_HAVE_MPI)
-    list(FILTER sources EXCLUDE REGEX "build_facts_no_mpi\\.cc$")
-  else()
-    list(FILTER sources EXCLUDE REGEX "build_facts_mpi\\.cc$")
-  endif()
   Python_add_library(sirtaki_python MODULE WITH_SOABI ${sources})
   target_compile_features(sirtaki_python PRIVATE cxx_std_20)
   target_include_directories(sirtaki_python PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(sirtaki_python PRIVATE sirtaki_flags sirtaki "${LibTorch_ROOT_DIR}/lib/libtorch_python.so")
-  if(SIRTAKI_HAVE_MPI)
-    target_link_libraries(sirtaki_python PRIVATE sirtaki_mpi_bindings)
-  endif()
   set_target_properties(sirtaki_python PROPERTIES
     UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8   # small files, each of which has torch's and pybind11's headers to read
     OUTPUT_NAME _C
@@ -74,6 +66,9 @@ function(sirtaki_add_python_module)
   if(SKBUILD)
     install(TARGETS sirtaki_python LIBRARY DESTINATION sirtaki COMPONENT python)
     install(TARGETS sirtaki LIBRARY DESTINATION sirtaki/lib COMPONENT python NAMELINK_SKIP)
+    if(SIRTAKI_HAVE_MPI)
+      install(TARGETS sirtaki_mpi_module LIBRARY DESTINATION sirtaki/lib COMPONENT python)
+    endif()
     install(FILES "${package}/_build.py" DESTINATION sirtaki COMPONENT python)
     # A wheel has no links: the file has the name that is asked for, and finds torch beside the package.
     set_target_properties(sirtaki PROPERTIES

@@ -6,6 +6,7 @@
 
 #include "core/threads/cooling_sleep.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 
@@ -19,40 +20,34 @@ constexpr auto kLongestSleep = std::chrono::milliseconds(5);
 }  // namespace
 
 Status Check(int code, const char* call) {
-  if (code == MPI_SUCCESS) return Status::Ok();
-  std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
-  int length = 0;
+  if (code == 0) return Status::Ok();
+  std::array<char, 1024> text{};
   std::string words = "unknown error " + std::to_string(code);
-  if (MPI_Error_string(code, text.data(), &length) == MPI_SUCCESS && length > 0) {
-    words.assign(text.data(), static_cast<std::size_t>(length));
+  if (TheApi().ErrorString(code, text.data(), text.size()) == 0 && text[0] != '\0') {
+    words = text.data();
   }
   return {StatusCode::kBackend, std::string(call) + ": " + words};
 }
 
-Status CheckReceived(const MPI_Status& received, const Expected& expected,
-                     const std::string& call) {
-  int bytes = 0;
-  int cancelled = 0;
-  MPI_Get_count(&received, MPI_BYTE, &bytes);
-  MPI_Test_cancelled(&received, &cancelled);
-  if (bytes == expected.bytes && received.MPI_SOURCE == expected.source &&
-      received.MPI_TAG == expected.tag && cancelled == 0) {
+Status CheckReceived(const Received& received, const Expected& expected, const std::string& call) {
+  if (received.bytes == expected.bytes && received.source == expected.source &&
+      received.tag == expected.tag && !received.cancelled) {
     return Status::Ok();
   }
   return {StatusCode::kBackend,
-          call + ": " + std::to_string(bytes) + " bytes came where " +
+          call + ": " + std::to_string(received.bytes) + " bytes came where " +
               std::to_string(expected.bytes) + " were expected (from rank " +
-              std::to_string(received.MPI_SOURCE) + " where " + std::to_string(expected.source) +
-              " was expected, tag " + std::to_string(received.MPI_TAG) + " where " +
+              std::to_string(received.source) + " where " + std::to_string(expected.source) +
+              " was expected, tag " + std::to_string(received.tag) + " where " +
               std::to_string(expected.tag) + " was expected, MPI_ERROR " +
-              std::to_string(received.MPI_ERROR) + (cancelled != 0 ? ", cancelled)" : ")")};
+              std::to_string(received.error) + (received.cancelled ? ", cancelled)" : ")")};
 }
 
-Status WaitUntil(MPI_Request* request, core::TimePoint deadline, const char* call) {
+Status WaitUntil(Request* request, core::TimePoint deadline, const char* call) {
   core::CoolingSleep sleep(kLongestSleep);
   for (;;) {
     int done = 0;
-    const Status status = InMpi(call, [&] { return MPI_Test(request, &done, MPI_STATUS_IGNORE); });
+    const Status status = InMpi(call, [&] { return TheApi().Test(request, &done, nullptr); });
     if (!status.ok() || done != 0) return status;
     if (core::Clock::now() >= deadline) {
       return {StatusCode::kTimedOut,

@@ -2,13 +2,12 @@
 // only.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <string>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "mpi/api.h"
 
 namespace sirtaki::mpi {
 
@@ -23,11 +22,11 @@ struct Expected {
   int tag = 0;
   std::int64_t bytes = 0;
 };
-core::Status CheckReceived(const MPI_Status& received, const Expected& expected,
+core::Status CheckReceived(const Received& received, const Expected& expected,
                            const std::string& call);
 
 // Tests the request until it is complete. kTimedOut at `deadline`: the request is then still
 // active, and what it refers to must stay where it is for the life of the process.
-core::Status WaitUntil(MPI_Request* request, core::TimePoint deadline, const char* call);
+core::Status WaitUntil(Request* request, core::TimePoint deadline, const char* call);
 
 }  // namespace sirtaki::mpi

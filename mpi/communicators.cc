@@ -10,6 +10,7 @@
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -20,30 +21,18 @@ using core::SetNumber;
 using core::Status;
 
 // Makes a communicator of `members`, ascending. Collective over them alone.
-Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm* made) {
+Status CreateGroup(Comm world, const RankRanges& members, int tag, Comm* made) {
   // MPI takes triplets (first, last, stride).
   std::vector<std::array<int, 3>> triplets;
   for (const core::RankRange& range : members.ranges()) {
     triplets.push_back({range.first, range.last, 1});
   }
-  MPI_Group all = MPI_GROUP_NULL;
-  MPI_Group some = MPI_GROUP_NULL;
-  const Entry entry("MPI_Comm_create_group");
-  if (!entry.ok()) return entry.status();
-  Status status = Check(MPI_Comm_group(world, &all), "MPI_Comm_group");
+  Status status = InMpi("MPI_Comm_create_group", [&] {
+    return TheApi().CommCreateGroup(world, static_cast<int>(triplets.size()),
+                                    reinterpret_cast<int(*)[3]>(triplets.data()), tag, made);
+  });
   if (!status.ok()) return status;
-  status = Check(MPI_Group_range_incl(all, static_cast<int>(triplets.size()),
-                                      reinterpret_cast<int(*)[3]>(triplets.data()), &some),
-                 "MPI_Group_range_incl");
-  if (status.ok()) {
-    status = Check(MPI_Comm_create_group(world, some, tag, made), "MPI_Comm_create_group");
-  }
-  if (status.ok()) {
-    status = Check(MPI_Comm_set_errhandler(*made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  }
-  if (some != MPI_GROUP_NULL) MPI_Group_free(&some);
-  MPI_Group_free(&all);
-  return status;
+  return InMpi("MPI_Comm_set_errhandler", [&] { return TheApi().ReturnErrors(*made); });
 }
 
 // Sessions that have the same communicator of messages have tags of their own there, as long as MPI
@@ -51,13 +40,12 @@ Status CreateGroup(MPI_Comm world, const RankRanges& members, int tag, MPI_Comm*
 constexpr int kTagsOfASession = ops::Backend::kMaxTag + 1;
 
 // How many tags a communicator has.
-Status TagsOf(MPI_Comm comm, std::int64_t* tags) {
-  int* highest = nullptr;
-  int found = 0;
-  Status status = InMpi("MPI_Comm_get_attr of MPI_TAG_UB", [&] {
-    return MPI_Comm_get_attr(comm, MPI_TAG_UB, static_cast<void*>(&highest), &found);
-  });
-  if (status.ok()) *tags = std::int64_t{found != 0 ? *highest : kTagsOfASession - 1} + 1;
+Status TagsOf(Comm comm, std::int64_t* tags) {
+  int highest = 0;
+  bool is_known = false;
+  Status status = InMpi("MPI_Comm_get_attr of MPI_TAG_UB",
+                        [&] { return TheApi().HighestTag(comm, &highest, &is_known); });
+  if (status.ok()) *tags = std::int64_t{is_known ? highest : kTagsOfASession - 1} + 1;
   return status;
 }
 
@@ -93,17 +81,17 @@ class Spares {
 
   // "7 2 5": the next new number is 7; 2 and 5 are spare, of the same ranks in the same order as
   // `comm`.
-  std::string ToString(MPI_Comm comm) const {
+  std::string ToString(Comm comm) const {
     MutexLock lock(mutex_);
     std::string text = std::to_string(next_);
     for (const auto& [number, kept] : spares_) {
-      int same = MPI_UNEQUAL;
+      bool same = false;
       if (!InMpi("MPI_Comm_compare", [&, of = kept.transport] {
-             return MPI_Comm_compare(of, comm, &same);
+             return TheApi().CommIsCongruent(of, comm, &same);
            }).ok()) {
         continue;
       }
-      if (same == MPI_CONGRUENT) text += ' ' + std::to_string(number);
+      if (same) text += ' ' + std::to_string(number);
     }
     return text;
   }
@@ -144,8 +132,8 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
   made->number_ = ChooseSpare(told);
   made->kept_ = Spares::OfProcess().Take(made->number_);
-  for (MPI_Comm* target : {&made->kept_.transport, &made->kept_.messages, &made->collectives_}) {
-    if (*target != MPI_COMM_NULL) continue;
+  for (Comm* target : {&made->kept_.transport, &made->kept_.messages, &made->collectives_}) {
+    if (!target->is_null()) continue;
     status = DuplicateUntil(environment.impl_->control, deadline, target);
     if (!status.ok()) return status;
   }
@@ -158,8 +146,8 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
 
 Communicators::~Communicators() {
   if (Environment::HasFault() || IsFinalized()) return;
-  if (collectives_ != MPI_COMM_NULL) {
-    static_cast<void>(InMpi("MPI_Comm_free", [this] { return MPI_Comm_free(&collectives_); }));
+  if (!collectives_.is_null()) {
+    static_cast<void>(InMpi("MPI_Comm_free", [this] { return TheApi().CommFree(&collectives_); }));
   }
   if (kept_.sessions > 0) Spares::OfProcess().Put(number_, kept_);
 }
@@ -168,17 +156,13 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
                                      const RankRanges& members, int* fortran_handle) {
   // Every MPI has these tags.
   const int tag = 1 + static_cast<int>(set % ops::Backend::kMaxTag);
-  MPI_Comm made = MPI_COMM_NULL;
+  Comm made;
   Status status = CreateGroup(environment.impl_->control, members, tag, &made);
-  MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
   if (!status.ok()) return status;
   const Entry entry("MPI_Comm_set_errhandler");
   if (!entry.ok()) return entry.status();
-  status = Check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler), "MPI_Comm_get_errhandler");
-  if (!status.ok()) return status;
-  status = Check(MPI_Comm_set_errhandler(made, handler), "MPI_Comm_set_errhandler");
-  MPI_Errhandler_free(&handler);
-  *fortran_handle = MPI_Comm_c2f(made);
+  status = Check(TheApi().TakeHandlerOfWorld(made), "MPI_Comm_set_errhandler");
+  *fortran_handle = TheApi().ToFortran(made);
   return status;
 }
 

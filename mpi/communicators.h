@@ -3,14 +3,13 @@
 // another's. Process sets have tags of their own there.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <memory>
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "mpi/api.h"
 #include "mpi/environment.h"
 #include "ops/base/backend.h"
 
@@ -36,20 +35,20 @@ class Communicators {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  MPI_Comm transport() const { return kept_.transport; }
+  Comm transport() const { return kept_.transport; }
 
   // The communicator for messages between two ranks of the world, with MPI's tags for theirs.
-  MPI_Comm messages() const { return kept_.messages; }
+  Comm messages() const { return kept_.messages; }
   int MessageTag(int tag) const { return first_tag_ + tag; }
 
-  MPI_Comm collectives() const { return collectives_; }
+  Comm collectives() const { return collectives_; }
   // Tags go from 0 to one less than this.
   std::int64_t tags() const { return tags_; }
 
   // Those that outlive a session, and how many have used them: the same on all ranks.
   struct Kept {
-    MPI_Comm transport = MPI_COMM_NULL;
-    MPI_Comm messages = MPI_COMM_NULL;
+    Comm transport;
+    Comm messages;
     std::uint64_t sessions = 0;
   };
 
@@ -66,7 +65,7 @@ class Communicators {
   const int size_;
   std::uint64_t number_ = 0;  // of what is kept: the same on all ranks
   Kept kept_;
-  MPI_Comm collectives_ = MPI_COMM_NULL;
+  Comm collectives_;
   std::int64_t tags_ = 0;
   int first_tag_ = 0;  // of messages
 };

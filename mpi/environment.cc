@@ -19,6 +19,7 @@
 #include "mpi/environment_impl.h"
 #include "mpi/exchange.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -55,17 +56,16 @@ void FinalizeAtExit() {
     why = "the library was not shut down, or a fault has left a thread in a call";
   }
   if (why == nullptr) {
-    MPI_Finalize();
+    TheApi().Finalize();
   } else {
     SIRTAKI_LOG(kWarning, "MPI_Finalize is skipped: " << why);
   }
 }
 
 std::string LibraryName() {
-  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING + 1> text{};
-  int length = 0;
+  std::array<char, 1024> text{};
   static_cast<void>(InMpi("MPI_Get_library_version",
-                          [&] { return MPI_Get_library_version(text.data(), &length); }));
+                          [&] { return TheApi().GetLibraryVersion(text.data(), text.size()); }));
   std::string name(text.data());
   // Open MPI: "Open MPI v4.1.4, package: …".
   // MPICH:    "MPICH Version:      4.0.2\nMPICH Release date: …".
@@ -79,17 +79,18 @@ std::string LibraryName() {
   return tidy;
 }
 
-const char* ThreadLevelName(int level) {
+const char* ThreadLevelName(ThreadLevel level) {
   switch (level) {
-    case MPI_THREAD_MULTIPLE:
+    case ThreadLevel::kMultiple:
       return "MPI_THREAD_MULTIPLE";
-    case MPI_THREAD_SERIALIZED:
+    case ThreadLevel::kSerialized:
       return "MPI_THREAD_SERIALIZED";
-    case MPI_THREAD_FUNNELED:
+    case ThreadLevel::kFunneled:
       return "MPI_THREAD_FUNNELED";
-    default:
-      return "MPI_THREAD_SINGLE";
+    case ThreadLevel::kSingle:
+      break;
   }
+  return "MPI_THREAD_SINGLE";
 }
 
 // MPI may have been told which networks it may use.
@@ -104,13 +105,13 @@ std::string InterfacesText(const core::EnvironmentView& variables) {
 }
 
 Status AskMpi(int* initialized, int* finalized) {
-  Status status = InMpi("MPI_Initialized", [&] { return MPI_Initialized(initialized); });
+  Status status = InMpi("MPI_Initialized", [&] { return TheApi().Initialized(initialized); });
   if (!status.ok()) return status;
-  return InMpi("MPI_Finalized", [&] { return MPI_Finalized(finalized); });
+  return InMpi("MPI_Finalized", [&] { return TheApi().Finalized(finalized); });
 }
 
 // Initialises MPI if nobody did, and says what threads may do then.
-Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* by_us) {
+Status InitializeMpi(const core::EnvironmentView& variables, ThreadLevel* level, bool* by_us) {
   int initialized = 0;
   int finalized = 0;
   Status status = AskMpi(&initialized, &finalized);
@@ -125,7 +126,7 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
   if (initialized == 0) {
     core::TellStart(variables, core::StartNotice::kBegins);
     status = InMpi("MPI_Init_thread",
-                   [&] { return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, level); });
+                   [&] { return TheApi().InitThread(ThreadLevel::kMultiple, level); });
     core::TellStart(variables, core::StartNotice::kIsThrough);
     if (!status.ok()) return status;
     state.initialized_by_process = getpid();
@@ -133,11 +134,11 @@ Status InitializeMpi(const core::EnvironmentView& variables, int* level, bool* b
     std::atexit(FinalizeAtExit);
   }
   *by_us = state.initialized_by_process != 0;
-  return InMpi("MPI_Query_thread", [&] { return MPI_Query_thread(level); });
+  return InMpi("MPI_Query_thread", [&] { return TheApi().QueryThread(level); });
 }
 
-Status CheckThreading(int level, bool by_us) {
-  if (level >= MPI_THREAD_SERIALIZED) return Status::Ok();
+Status CheckThreading(ThreadLevel level, bool by_us) {
+  if (level >= ThreadLevel::kSerialized) return Status::Ok();
   const std::string have = ThreadLevelName(level);
   return {StatusCode::kUnsupported,
           "a background thread has to call MPI, which needs MPI_THREAD_SERIALIZED at least; " +
@@ -152,47 +153,31 @@ Status CheckThreading(int level, bool by_us) {
 // closed, and its variables are gone.
 bool IsOb1Chosen() {
   const Entry entry("MPI_T_init_thread");
-  int level = MPI_THREAD_SINGLE;
-  if (!entry.ok() || MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) return false;
-  int index = 0;
-  const bool is_there = MPI_T_cvar_get_index("pml_ob1_priority", &index) == MPI_SUCCESS;
-  MPI_T_finalize();
-  return is_there;
+  return entry.ok() && TheApi().HasVariable("pml_ob1_priority");
 }
 
 // Whether this thread may call MPI, if only for as long as the start takes.
-bool MayCallMpi(int level) {
+bool MayCallMpi(ThreadLevel level) {
   int is_main = 0;
-  return level >= MPI_THREAD_SERIALIZED ||
-         (InMpi("MPI_Is_thread_main", [&] { return MPI_Is_thread_main(&is_main); }).ok() &&
+  return level >= ThreadLevel::kSerialized ||
+         (InMpi("MPI_Is_thread_main", [&] { return TheApi().IsThreadMain(&is_main); }).ok() &&
           is_main != 0);
 }
 
-// The number of ranks that a launcher says it started. The first variable that is there counts: a
-// launcher inside another's job (mpirun within an allocation of Slurm) sees the outer one's, too.
 Status CheckLauncher(const EnvironmentOptions& options, int size) {
-  if (size != 1) return Status::Ok();
-  for (const char* name :
-       {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_NRANKS",
-        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
-    const std::optional<std::string> value = options.variables.Find(name);
-    if (!value) continue;
-    int told = 0;
-    std::from_chars(value->data(), value->data() + value->size(), told);
-    if (told <= 1) return Status::Ok();
-    return {StatusCode::kInvalidArgument,
-            "a launcher started " + *value + " ranks (" + name + "=" + *value + "), but MPI (" +
-                LibraryName() +
-                ") sees this one alone: start the program with sirtakirun, or with the mpirun that "
-                "belongs to the MPI it is linked with, and neither with another MPI's nor with "
-                "torchrun, which starts no ranks of MPI"};
-  }
-  return Status::Ok();
+  const auto told = size == 1 ? RanksOfLauncher(options.variables) : std::nullopt;
+  if (!told) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          "a launcher started " + told->count + " ranks (" + told->ToString() + "), but MPI (" +
+              LibraryName() +
+              ") sees this one alone: start the program with sirtakirun, or with the mpirun that "
+              "belongs to the MPI it is linked with, and neither with another MPI's nor with "
+              "torchrun, which starts no ranks of MPI"};
 }
 
 // The communicator of the job, which the program may have given.
-Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
-  *world = MPI_COMM_WORLD;
+Status FindWorld(const EnvironmentOptions& options, Comm* world) {
+  *world = TheApi().World();
   if (!options.communicator) return Status::Ok();
   int initialized = 0;
   int finalized = 0;
@@ -204,14 +189,14 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
         "init() was given a communicator, but MPI is not initialised: call MPI_Init_thread first"};
   }
   if (finalized != 0) return Status::Ok();  // InitializeMpi says so
-  *world = MPI_Comm_f2c(*options.communicator);
-  if (*world == MPI_COMM_NULL) {
+  *world = TheApi().FromFortran(*options.communicator);
+  if (world->is_null()) {
     return {StatusCode::kInvalidArgument,
             "init() was given MPI_COMM_NULL: only the ranks of the communicator may call it"};
   }
   int between_groups = 0;
   status =
-      InMpi("MPI_Comm_test_inter", [&] { return MPI_Comm_test_inter(*world, &between_groups); });
+      InMpi("MPI_Comm_test_inter", [&] { return TheApi().CommTestInter(*world, &between_groups); });
   if (status.ok() && between_groups != 0) {
     return {StatusCode::kInvalidArgument,
             "init() was given an inter-communicator; it needs an intra-communicator"};
@@ -221,19 +206,34 @@ Status FindWorld(const EnvironmentOptions& options, MPI_Comm* world) {
 
 }  // namespace
 
-Status DuplicateUntil(MPI_Comm comm, TimePoint deadline, MPI_Comm* duplicate) {
+// The first variable that is there counts: a launcher inside another's job (mpirun within an
+// allocation of Slurm) sees the outer one's, too.
+std::optional<LaunchedRanks> RanksOfLauncher(const core::EnvironmentView& variables) {
+  for (const char* name :
+       {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_NRANKS",
+        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
+    const std::optional<std::string> value = variables.Find(name);
+    if (!value) continue;
+    int count = 0;
+    std::from_chars(value->data(), value->data() + value->size(), count);
+    if (count <= 1) return std::nullopt;
+    return LaunchedRanks{name, *value};
+  }
+  return std::nullopt;
+}
+
+Status DuplicateUntil(Comm comm, TimePoint deadline, Comm* duplicate) {
   struct Pending {
-    MPI_Comm comm = MPI_COMM_NULL;
-    MPI_Request request = MPI_REQUEST_NULL;
+    Comm comm;
+    Request request;
   };
   auto pending = std::make_unique<Pending>();
   Status status = InMpi("MPI_Comm_idup",
-                        [&] { return MPI_Comm_idup(comm, &pending->comm, &pending->request); });
+                        [&] { return TheApi().CommIdup(comm, &pending->comm, &pending->request); });
   if (status.ok()) status = WaitUntil(&pending->request, deadline, "MPI_Comm_idup");
   if (status.ok()) {
     *duplicate = pending->comm;
-    return InMpi("MPI_Comm_set_errhandler",
-                 [&] { return MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN); });
+    return InMpi("MPI_Comm_set_errhandler", [&] { return TheApi().ReturnErrors(*duplicate); });
   }
   Environment::NoteFault();
   static_cast<void>(pending.release());  // MPI may still write to it
@@ -250,12 +250,11 @@ Environment::~Environment() {
     static_cast<void>(impl_.release());  // MPI's attribute refers to it
     return;
   }
-  if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) {  // local, so also after a fault
+  if (impl_->before_finalize_key) {  // local, so also after a fault
     impl_->before_finalize = nullptr;
-    MPI_Comm_delete_attr(MPI_COMM_SELF, impl_->before_finalize_key);
-    MPI_Comm_free_keyval(&impl_->before_finalize_key);
+    TheApi().CancelAtFinalize(*impl_->before_finalize_key);
   }
-  if (!HasFault() && impl_->control != MPI_COMM_NULL) MPI_Comm_free(&impl_->control);
+  if (!HasFault() && !impl_->control.is_null()) TheApi().CommFree(&impl_->control);
   --State().open;  // last: the exit finalizes MPI when there is none
 }
 
@@ -267,9 +266,10 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
             "another thread's init() has not ended within start_timeout: it waits for other ranks, "
             "or within MPI's own initialisation"};
   }
-  MPI_Comm world = MPI_COMM_NULL;
+  if (Status status = OpenMpi(options.variables); !status.ok()) return status;
+  Comm world;
   if (Status status = FindWorld(options, &world); !status.ok()) return status;
-  int level = MPI_THREAD_SINGLE;
+  ThreadLevel level = ThreadLevel::kSingle;
   bool by_us = false;
   const TimePoint begun = core::Clock::now();
   Status status = InitializeMpi(options.variables, &level, &by_us);
@@ -282,16 +282,18 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   {
     const Entry entry("MPI_Comm_size");
     if (!entry.ok()) return entry.status();
-    MPI_Comm_rank(world, &made->topology_.rank);
-    MPI_Comm_size(world, &made->topology_.size);
-    MPI_Comm_size(MPI_COMM_WORLD, &started);
+    TheApi().CommRank(world, &made->topology_.rank);
+    TheApi().CommSize(world, &made->topology_.size);
+    TheApi().CommSize(TheApi().World(), &started);
   }
   made->of_all_ = made->topology_.size == started;
   status = options.communicator ? Status::Ok() : CheckLauncher(options, made->topology_.size);
   if (!status.ok()) return status;  // alone, so there is nobody to tell
   const Status threading = CheckThreading(level, by_us);
   if (!threading.ok() && !MayCallMpi(level)) return threading;
-  made->description_ = LibraryName() + ", " + ThreadLevelName(level);
+  made->description_ = LibraryName();
+  if (!WhyThisMpi().empty()) made->description_ += " (" + WhyThisMpi() + ")";
+  made->description_ += std::string(", ") + ThreadLevelName(level);
   made->description_ += InterfacesText(options.variables);
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
@@ -300,7 +302,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;
   const bool may_race =
-      !by_us && level == MPI_THREAD_MULTIPLE && made->topology_.host_names.size() > 1;
+      !by_us && level == ThreadLevel::kMultiple && made->topology_.host_names.size() > 1;
   if (may_race && made->topology_.rank == 0 && IsOb1Chosen()) {
     SIRTAKI_LOG(
         kWarning,
@@ -326,20 +328,28 @@ Status Environment::AgreeOnThreading(const Status& mine, TimePoint deadline) {
 // Ranks share a host if they have the same name for it and run on the same kernel: neither tells
 // by itself, as hosts may be called alike, and containers of one kernel need not share anything.
 Status Environment::FindTopology(TimePoint deadline) {
-  std::array<char, MPI_MAX_PROCESSOR_NAME + 1> name{};
-  int length = 0;
-  Status status =
-      InMpi("MPI_Get_processor_name", [&] { return MPI_Get_processor_name(name.data(), &length); });
+  std::array<char, 1024> name{};
+  Status status = InMpi("MPI_Get_processor_name",
+                        [&] { return TheApi().GetProcessorName(name.data(), name.size()); });
   if (!status.ok()) return status;
-  const std::string host(name.data(), static_cast<std::size_t>(length));
+  const std::string host = name.data();
   const std::string kernel = core::ReadFile("/proc/sys/kernel/random/boot_id").value_or("");
-  std::vector<std::string> told;  // the host's name, a line's end, the kernel
-  status = Exchange(host + '\n' + kernel, deadline, &told);
+  std::vector<std::string> told;  // the MPI, the host's name, the kernel, a line each
+  status = Exchange(LibraryName() + '\n' + host + '\n' + kernel, deadline, &told);
   if (!status.ok()) return status;
   std::map<std::string, int> lowest;
   std::vector<core::Place> places;
-  for (const std::string& place : told) {
+  const auto mpi_of = [&told](std::size_t rank) {
+    return told[rank].substr(0, told[rank].find('\n'));
+  };
+  for (const std::string& line : told) {
     const int rank = static_cast<int>(places.size());
+    const std::string mpi = mpi_of(places.size());
+    if (topology_.rank == 0 && mpi != mpi_of(0)) {
+      SIRTAKI_LOG(kWarning, "rank " << rank << " has " << mpi << ", and rank 0 " << mpi_of(0)
+                                    << ": install the same MPI on all hosts");
+    }
+    const std::string place = line.substr(mpi.size() + 1);
     places.push_back(
         {place.substr(0, place.find('\n')), lowest.try_emplace(place, rank).first->second});
   }
@@ -376,25 +386,18 @@ void Environment::NoteOrderlyEnd() const {
 
 Status Environment::BeforeFinalize(std::function<void()> shutdown) {
   impl_->before_finalize = std::move(shutdown);
-  if (impl_->before_finalize_key != MPI_KEYVAL_INVALID) return Status::Ok();
-  // MPI_Finalize frees MPI_COMM_SELF before anything else, which deletes its attributes
-  // (MPI 3.1, 8.7.1).
-  const auto deleted = [](MPI_Comm, int, void* value, void*) {
+  if (impl_->before_finalize_key) return Status::Ok();
+  const auto run = [](void* value) {
     auto* impl = static_cast<Impl*>(value);
-    if (!impl->before_finalize) return MPI_SUCCESS;  // the environment removes it itself
-    const std::function<void()> run = std::move(impl->before_finalize);
-    impl->before_finalize_key = MPI_KEYVAL_INVALID;
-    run();  // may destroy the environment
-    return MPI_SUCCESS;
+    const std::function<void()> before = std::move(impl->before_finalize);
+    impl->before_finalize_key.reset();
+    if (before) before();  // may destroy the environment
   };
-  Status status = InMpi("MPI_Comm_create_keyval", [&] {
-    return MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, deleted, &impl_->before_finalize_key,
-                                  nullptr);
-  });
-  if (!status.ok()) return status;
-  return InMpi("MPI_Comm_set_attr", [&] {
-    return MPI_Comm_set_attr(MPI_COMM_SELF, impl_->before_finalize_key, impl_.get());
-  });
+  int key = 0;
+  Status status =
+      InMpi("MPI_Comm_set_attr", [&] { return TheApi().AtFinalize(run, impl_.get(), &key); });
+  if (status.ok()) impl_->before_finalize_key = key;
+  return status;
 }
 
 }  // namespace sirtaki::mpi

@@ -30,6 +30,14 @@ struct EnvironmentOptions {
   std::optional<int> communicator = std::nullopt;
 };
 
+// What a launcher says that it has started: a variable, and its value, which is above 1.
+struct LaunchedRanks {
+  std::string variable;
+  std::string count;
+  std::string ToString() const { return variable + "=" + count; }
+};
+std::optional<LaunchedRanks> RanksOfLauncher(const core::EnvironmentView& variables);
+
 // One start of the library over MPI, from init to shutdown. Keeps a communicator of its own for
 // what has to be agreed at the start. Destroyed by its owner after everything that communicates (on
 // any thread that may call MPI).
@@ -75,7 +83,7 @@ class Environment {
 
  private:
   friend class Communicators;
-  struct Impl;  // keeps <mpi.h> out of this header
+  struct Impl;
   explicit Environment(std::unique_ptr<Impl> impl);
   core::Status AgreeOnThreading(const core::Status& mine, core::TimePoint deadline);
   core::Status FindTopology(core::TimePoint deadline);

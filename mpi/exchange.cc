@@ -6,6 +6,7 @@
 
 #include "mpi/check.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 
@@ -13,13 +14,12 @@ using core::Status;
 using core::StatusCode;
 using core::TimePoint;
 
-Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& x) {
+Status ExchangeOn(Comm comm, int size, TimePoint deadline, ExchangeBuffers& x) {
   const auto ranks = static_cast<std::size_t>(size);
   x.my_size = x.mine.size();
   x.sizes.resize(ranks);
   Status status = InMpi("MPI_Iallgather", [&] {
-    return MPI_Iallgather(&x.my_size, 1, MPI_UINT64_T, x.sizes.data(), 1, MPI_UINT64_T, comm,
-                          &x.request);
+    return TheApi().IallgatherSizes(&x.my_size, x.sizes.data(), comm, &x.request);
   });
   if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgather");
   if (!status.ok()) return status;
@@ -37,8 +37,8 @@ Status ExchangeOn(MPI_Comm comm, int size, TimePoint deadline, ExchangeBuffers& 
   }
   x.all.resize(total);
   status = InMpi("MPI_Iallgatherv", [&] {
-    return MPI_Iallgatherv(x.mine.data(), static_cast<int>(x.my_size), MPI_CHAR, x.all.data(),
-                           x.counts.data(), x.displacements.data(), MPI_CHAR, comm, &x.request);
+    return TheApi().IallgathervBytes(x.mine.data(), static_cast<int>(x.my_size), x.all.data(),
+                                     x.counts.data(), x.displacements.data(), comm, &x.request);
   });
   if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgatherv");
   return status;

@@ -1,14 +1,13 @@
 // Strings of all ranks, by MPI's non-blocking collectives. For the files of mpi/ only.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "mpi/api.h"
 
 namespace sirtaki::mpi {
 
@@ -20,11 +19,11 @@ struct ExchangeBuffers {
   std::vector<int> counts;
   std::vector<int> displacements;
   std::vector<char> all;
-  MPI_Request request = MPI_REQUEST_NULL;
+  Request request;
 };
 
 // Gives `x.mine` and fills in the rest: the string of rank i is at displacements[i] of `x.all`.
 // Collective. Errors: kTimedOut at the deadline, kBackend.
-core::Status ExchangeOn(MPI_Comm comm, int size, core::TimePoint deadline, ExchangeBuffers& x);
+core::Status ExchangeOn(Comm comm, int size, core::TimePoint deadline, ExchangeBuffers& x);
 
 }  // namespace sirtaki::mpi

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "mpi/environment.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -60,7 +61,7 @@ void LimitWaits(core::Duration limit) {
 
 bool IsFinalized() {
   int finalized = 0;
-  static_cast<void>(InMpi("MPI_Finalized", [&] { return MPI_Finalized(&finalized); }));
+  static_cast<void>(InMpi("MPI_Finalized", [&] { return TheApi().Finalized(&finalized); }));
   return finalized != 0;
 }
 

@@ -9,8 +9,6 @@
 // without one after LimitWaits.
 #pragma once
 
-#include <mpi.h>
-
 #include <chrono>
 
 #include "core/base/status.h"

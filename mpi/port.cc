@@ -8,6 +8,7 @@
 
 #include "mpi/environment.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 #include "ops/base/finished.h"
 
 namespace sirtaki::mpi {
@@ -33,18 +34,18 @@ struct Piece {
 // The transfers are what one Post has started.
 class Transfers final : public ops::Completion {
  public:
-  Transfers(MPI_Comm comm, int tag, bool is_message, std::vector<Piece> pieces)
+  Transfers(Comm comm, int tag, bool is_message, std::vector<Piece> pieces)
       : comm_(comm), tag_(tag), is_message_(is_message), pieces_(std::move(pieces)) {
-    requests_.assign(pieces_.size(), MPI_REQUEST_NULL);
+    requests_.resize(pieces_.size());
     const Entry entry("MPI_Isend or MPI_Irecv");
     if (!entry.ok()) Finish(entry.status());
     for (std::size_t i = 0; i < pieces_.size() && !finished_; ++i) {
       const Piece& piece = pieces_[i];
-      const int code = piece.sends ? MPI_Isend(piece.given, piece.bytes, MPI_BYTE, piece.rank, tag_,
-                                               comm_, &requests_[i])
-                                   : MPI_Irecv(piece.taken, piece.bytes, MPI_BYTE, piece.rank, tag_,
-                                               comm_, &requests_[i]);
-      if (code != MPI_SUCCESS) Finish(Check(code, piece.ToString().c_str()));
+      const int code =
+          piece.sends
+              ? TheApi().Isend(piece.given, piece.bytes, piece.rank, tag_, comm_, &requests_[i])
+              : TheApi().Irecv(piece.taken, piece.bytes, piece.rank, tag_, comm_, &requests_[i]);
+      if (code != 0) Finish(Check(code, piece.ToString().c_str()));
     }
   }
 
@@ -65,9 +66,9 @@ class Transfers final : public ops::Completion {
     }
     for (; next_ < pieces_.size(); ++next_) {
       int done = 0;
-      MPI_Status received{};  // MPI_Test need not set its error
-      const int code = MPI_Test(&requests_[next_], &done, &received);
-      if (code == MPI_SUCCESS && done == 0) return false;
+      Received received;
+      const int code = TheApi().Test(&requests_[next_], &done, &received);
+      if (code == 0 && done == 0) return false;
       Status status = Judge(code, received);
       if (!status.ok()) {
         Finish(std::move(status));
@@ -82,7 +83,7 @@ class Transfers final : public ops::Completion {
 
  private:
   // Judges the next piece, whose request has been completed. In MPI.
-  Status Judge(int code, const MPI_Status& received) const {
+  Status Judge(int code, const Received& received) const {
     const Piece& piece = pieces_[next_];
     Status status = Check(code, piece.ToString().c_str());
     if (!status.ok() || piece.sends) return status;
@@ -100,22 +101,22 @@ class Transfers final : public ops::Completion {
     if (pieces_.front().sends || Environment::HasFault()) return false;
     const Entry entry("MPI_Cancel");
     if (!entry.ok()) return false;
-    for (MPI_Request& request : requests_) {
+    for (Request& request : requests_) {
       int done = 0;
-      if (request == MPI_REQUEST_NULL) continue;
-      if (MPI_Cancel(&request) != MPI_SUCCESS ||
-          MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done == 0) {
+      if (request.is_null()) continue;
+      if (TheApi().Cancel(&request) != 0 || TheApi().Test(&request, &done, nullptr) != 0 ||
+          done == 0) {
         return false;
       }
     }
     return true;
   }
 
-  const MPI_Comm comm_;
+  const Comm comm_;
   const int tag_;
   const bool is_message_;
   const std::vector<Piece> pieces_;
-  std::vector<MPI_Request> requests_;
+  std::vector<Request> requests_;
   std::size_t next_ = 0;  // all before have finished
   bool finished_ = false;
   Status status_;

@@ -7,6 +7,7 @@
 
 #include "mpi/check.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 
 namespace sirtaki::mpi {
 namespace {
@@ -83,7 +84,7 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
   sending.bytes = std::move(bytes);
   const int count = static_cast<int>(sending.bytes.size());
   const Status started = InMpi("MPI_Isend", [&] {
-    return MPI_Isend(sending.bytes.data(), count, MPI_BYTE, to, kTag, comm_, &sending.request);
+    return TheApi().Isend(sending.bytes.data(), count, to, kTag, comm_, &sending.request);
   });
   if (!started.ok()) {
     Note(OfRank(started, "to", to));
@@ -98,7 +99,7 @@ void Transport::StartSend(int to, Link& link, Bytes bytes) {
 bool Transport::HasLeft(Sending& sending) {
   int done = 0;
   const Status tested = InMpi("MPI_Test of MPI_Isend",
-                              [&] { return MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE); });
+                              [&] { return TheApi().Test(&sending.request, &done, nullptr); });
   if (tested.ok()) return done != 0;
   Note(OfRank(tested, "to", sending.to));
   failed_.push_back(std::move(sending));
@@ -145,26 +146,22 @@ std::optional<Incoming> Transport::TryReceive() {
 
 bool Transport::StartReceive() {
   int found = 0;
-  MPI_Message handle = MPI_MESSAGE_NULL;
-  MPI_Status envelope;
+  Message handle;
+  Received envelope;
   const Entry entry("MPI_Improbe");
   if (!Note(entry.status()) ||
-      !Note(Check(MPI_Improbe(MPI_ANY_SOURCE, kTag, comm_, &found, &handle, &envelope),
-                  "MPI_Improbe")) ||
+      !Note(Check(TheApi().Improbe(kTag, comm_, &found, &handle, &envelope), "MPI_Improbe")) ||
       found == 0) {
     return false;
   }
-  int count = 0;
-  if (!Note(Check(MPI_Get_count(&envelope, MPI_BYTE, &count), "MPI_Get_count"))) return false;
-
   // MPI_Mrecv would block: the rest of a large message comes when its sender next looks, which may
   // be never.
   Receiving& receiving = receiving_.emplace_back();
-  receiving.message.from = envelope.MPI_SOURCE;
-  receiving.message.bytes.resize(static_cast<std::size_t>(count));
-  if (!Note(Check(
-          MPI_Imrecv(receiving.message.bytes.data(), count, MPI_BYTE, &handle, &receiving.request),
-          "MPI_Imrecv"))) {
+  receiving.message.from = envelope.source;
+  receiving.message.bytes.resize(static_cast<std::size_t>(envelope.bytes));
+  if (!Note(Check(TheApi().Imrecv(receiving.message.bytes.data(), envelope.bytes, &handle,
+                                  &receiving.request),
+                  "MPI_Imrecv"))) {
     receiving_.pop_back();
     return false;
   }
@@ -175,14 +172,14 @@ std::optional<Incoming> Transport::FinishReceive() {
   for (auto it = receiving_.begin(); it != receiving_.end(); ++it) {
     if (!it->done) {
       int done = 0;
-      MPI_Status received{};  // MPI_Test need not set its error
+      Received received;
       const Expected expected{it->message.from, kTag,
                               static_cast<std::int64_t>(it->message.bytes.size())};
       Status tested;
       {
         const Entry entry("MPI_Test of MPI_Imrecv");
         tested = entry.status();
-        if (entry.ok()) tested = Check(MPI_Test(&it->request, &done, &received), "MPI_Imrecv");
+        if (entry.ok()) tested = Check(TheApi().Test(&it->request, &done, &received), "MPI_Imrecv");
         if (tested.ok() && done != 0) tested = CheckReceived(received, expected, "MPI_Imrecv");
       }
       if (!tested.ok()) {

@@ -5,8 +5,6 @@
 // what.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstddef>
 #include <deque>
 #include <optional>
@@ -44,12 +42,12 @@ class Transport final : public core::Transport {
 
  private:
   struct Sending {
-    MPI_Request request = MPI_REQUEST_NULL;
+    Request request;
     int to = -1;
     core::Bytes bytes;
   };
   struct Receiving {
-    MPI_Request request = MPI_REQUEST_NULL;
+    Request request;
     core::Incoming message;
     bool done = false;
   };
@@ -64,7 +62,7 @@ class Transport final : public core::Transport {
   bool Note(core::Status status);  // keeps the first failure; true if ok
   bool HasLeft(Sending& sending);  // or will never be known to have left
 
-  const MPI_Comm comm_;
+  const Comm comm_;
   const int rank_;
   core::Status health_;
   core::Doorbell doorbell_;

@@ -64,9 +64,12 @@ class Session {
   // Joins the job of the launcher. Collective over the world, on the thread that calls init.
   // Errors, the same on every rank where the medium allows: what any rank found wrong with its
   // options, options that differ, and those of mpi::Environment::Start and
-  // mpi::Communicators::Make. In a build without MPI: a job of one rank, or kUnsupported if a
+  // mpi::Communicators::Make. Where there is no MPI: a job of one rank, or kUnsupported if a
   // launcher has started several. kNotInitialized in a forked child whose parent had called it.
   static core::Status CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session);
+
+  // The families of MPIs that there are modules for.
+  static std::vector<std::string> MpiModules();
 
   // Joins a world of threads. Collective over the world.
   static core::Status CreateInproc(std::shared_ptr<InprocWorld> world, int rank,

@@ -8,19 +8,11 @@
 #include <vector>
 
 #include "frameworks/python/bindings.h"
-#include "frameworks/python/build_facts.h"
 #include "frameworks/python/handle.h"
 #include "ops/nccl/nccl_api.h"
+#include "sirtaki/detail/mpi_calls.h"
 #include "sirtaki/random.h"
 #include "sirtaki/session.h"
-
-namespace sirtaki::detail {
-// These are declared in sirtaki/mpi.h, which cannot be included in a build without MPI. There InitOn
-// throws Unsupported.
-SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout);
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout);
-}  // namespace sirtaki::detail
 
 namespace sirtaki::python {
 
@@ -66,7 +58,7 @@ void BindSession(py::module_& module) {
   module.def("pause_mpi", &WithTimeout<detail::PauseMpi>, Waiting());
   module.def("resume_mpi", &WithTimeout<detail::ResumeMpi>, Waiting());
 
-  module.attr("mpi_built") = kMpiBuilt;
+  module.attr("mpi_built") = !detail::MpiModules().empty();
   module.attr("nccl_version") = ops::nccl::kDeclaredVersion;
 }
 

@@ -63,6 +63,8 @@ std::string LastError() {
 
 }  // namespace
 
+bool IsLoaded(const std::string& prefix) { return !Loaded(prefix).empty(); }
+
 Status DynamicLibrary::Open(const LibrarySearch& search, DynamicLibrary* library) {
   std::vector<std::string> candidates;
   for (const fs::path& path : Loaded(search.prefix)) candidates.push_back(path.string());
@@ -73,7 +75,7 @@ Status DynamicLibrary::Open(const LibrarySearch& search, DynamicLibrary* library
 
   std::string looked;
   for (const std::string& candidate : candidates) {
-    void* const handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* const handle = dlopen(candidate.c_str(), RTLD_NOW | (search.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (handle != nullptr) {
       library->handle_ = handle;
       library->path_ = PathOf(handle, candidate);

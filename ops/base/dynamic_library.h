@@ -19,7 +19,12 @@ struct LibrarySearch {
   std::vector<std::filesystem::path> folders;
   // The names are looked up as the dynamic linker finds them.
   std::vector<std::string> names;
+  // What is loaded later finds its symbols.
+  bool is_global = false;
 };
+
+// Whether a library whose name begins so is in the process.
+bool IsLoaded(const std::string& prefix);
 
 // Stays open for the life of the process: what it started may outlive whoever opened it. Cheap to
 // copy.

@@ -8,6 +8,7 @@
 #include "mpi/communicators.h"
 #include "mpi/environment.h"
 #include "mpi/gate.h"
+#include "mpi/library.h"
 #include "mpi/port.h"
 #include "mpi/transport.h"
 #include "ops/wire/verifying_port.h"
@@ -15,6 +16,7 @@
 #include "session/base/host_group_setup.h"
 #include "session/base/medium.h"
 #include "session/base/process_pool.h"
+#include "session/inproc/inproc_world.h"
 #include "session/session.h"
 
 namespace sirtaki::session {
@@ -98,12 +100,34 @@ class MpiMedium final : public Medium {
   std::unique_ptr<HostGroup> shared_;
 };
 
+// Where there is no MPI a job has one rank.
+Status WhyNotAlone(const StartOptions& options) {
+  if (options.communicator) {
+    return {core::StatusCode::kUnsupported, "init() was given a communicator"};
+  }
+  const auto told = mpi::RanksOfLauncher(options.environment);
+  if (!told) return Status::Ok();
+  return {core::StatusCode::kUnsupported,
+          "a launcher started " + told->count + " ranks (" + told->ToString() + ")"};
+}
+
 }  // namespace
+
+std::vector<std::string> Session::MpiModules() { return mpi::FamiliesOfModules(); }
 
 Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session) {
   if (Status status = CheckFork(); !status.ok()) return status;
   core::LogSettings log{options.config.log_level, options.config.log_time, {}};
   core::ConfigureLog(log);
+  if (const Status none = mpi::OpenMpi(options.environment);
+      none.code() == core::StatusCode::kUnsupported) {
+    if (Status status = WhyNotAlone(options); !status.ok()) {
+      return {status.code(), status.message() + ", but " + none.message()};
+    }
+    log.identity = {0, {}};
+    core::ConfigureLog(log);
+    return Create(std::make_shared<InprocWorld>(1)->Join(0), options, /*is_process=*/true, session);
+  }
   mpi::EnvironmentOptions environment_options;
   environment_options.variables = options.environment;
   environment_options.communicator = options.communicator;

@@ -23,7 +23,7 @@ MAY_INCLUDE = {
 FLOORS = {
     "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
     "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
-    "session": [["base"], ["inproc", "single"], [""], ["mpi", "no_mpi"]],
+    "session": [["base"], ["inproc", "single"], [""], ["mpi"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
                          ["checkpoint/tool"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],

@@ -47,7 +47,7 @@ TEST(GateOfMpiTest, AThreadThatHasItIsToldSoAndDoesNotWait) {
   const Entry entry("an MpiGate of the program");
   ASSERT_TRUE(entry.ok());
   EXPECT_TRUE(Gate().IsHeldByThisThread());
-  const Status again = InMpi("MPI_Test", [] { return MPI_SUCCESS; });
+  const Status again = InMpi("MPI_Test", [] { return 0; });
   EXPECT_EQ(again.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(again.message(),
             "MPI_Test: this thread is in an MpiGate of the program, which keeps every other call "

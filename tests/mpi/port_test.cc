@@ -250,13 +250,8 @@ TEST_F(MpiPortTest, NothingStartsAfterAbort) {
 // and told.
 TEST_F(MpiPortTest, AReceiveIsComparedInAllThatItSays) {
   const auto received = [](int source, int tag, int bytes, bool cancelled) {
-    MPI_Status status{};
-    status.MPI_SOURCE = source;
-    status.MPI_TAG = tag;
-    status.MPI_ERROR = 17;
-    MPI_Status_set_elements(&status, MPI_BYTE, bytes);
-    MPI_Status_set_cancelled(&status, cancelled ? 1 : 0);
-    return CheckReceived(status, {.source = 3, .tag = 5, .bytes = 7}, "MPI_Irecv");
+    return CheckReceived({source, tag, bytes, /*error=*/17, cancelled},
+                         {.source = 3, .tag = 5, .bytes = 7}, "MPI_Irecv");
   };
   EXPECT_TRUE(received(3, 5, 7, false).ok());
   for (const Status& status : {received(-1, 5, 7, false), received(3, 6, 7, false),

@@ -1,7 +1,7 @@
 // This header is for programs with MPI code of their own: it starts a job on the ranks of a
 // communicator, makes communicators of the ranks of a process set, and lets program and library call
-// MPI in turn. It needs <mpi.h>, and the MPI that the library was built with: CMake's target
-// Sirtaki::mpi brings both.
+// MPI in turn. It needs <mpi.h>, of the MPI that the program is started with: CMake's target
+// Sirtaki::mpi brings the one that was there when the library was built.
 //
 // The library calls MPI from threads of its own, one at a time. A program must not call MPI at the
 // same time, whatever thread level MPI has: Open MPI's usual way over a network (ob1) can say that a
@@ -14,22 +14,11 @@
 
 #include <chrono>
 
-#include "sirtaki/export.h"
+#include "sirtaki/detail/mpi_calls.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
 
 namespace sirtaki {
-
-namespace detail {
-// MPI's Fortran handles: numbers, whatever MPI_Comm is.
-SIRTAKI_API void InitOn(int communicator, const InitOptions& options);
-SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout);
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout);
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout);
-// What UnlockMpi takes.
-SIRTAKI_API void* LockMpi();
-SIRTAKI_API void UnlockMpi(void* gate) noexcept;
-}  // namespace detail
 
 // Joins a job of the ranks of `comm`, with their ranks there; other processes have jobs of their
 // own, or none. MPI must be initialised, and `comm` must be an intra-communicator; it may be freed

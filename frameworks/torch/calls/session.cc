@@ -23,6 +23,7 @@
 #include "frameworks/torch/tensors/cpu_allocator.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "session/session.h"
+#include "sirtaki/detail/mpi_calls.h"
 #include "sirtaki/error.h"
 
 namespace sirtaki {
@@ -174,13 +175,12 @@ Value OfTopology(Value session::Topology::*member) {
 
 namespace detail {
 
-// Declared in sirtaki/mpi.h, which only programs that have <mpi.h> include.
-SIRTAKI_API void InitOn(int communicator, const InitOptions& options) {
+void InitOn(int communicator, const InitOptions& options) {
   std::vector<std::string> rest;
   Start(options, {}, &rest, communicator);
 }
 
-SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout) {
+int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout) {
   const auto state = CurrentSession();
   ThrowIfError(state->Check());
   const CallMembers members = MembersOf(set, state);
@@ -189,26 +189,28 @@ SIRTAKI_API int MakeCommunicator(const ProcessSet& set, std::chrono::millisecond
   return handle;
 }
 
-SIRTAKI_API void PauseMpi(std::chrono::milliseconds timeout) {
+void PauseMpi(std::chrono::milliseconds timeout) {
   const auto state = CurrentSession();
   ThrowIfError(state->Check());
   ThrowIfError(state->session().PauseMedium(DeadlineOf(timeout)));
 }
 
-SIRTAKI_API void ResumeMpi(std::chrono::milliseconds timeout) {
+void ResumeMpi(std::chrono::milliseconds timeout) {
   const auto state = CurrentSession();
   ThrowIfError(state->session().ResumeMedium(DeadlineOf(timeout)));
 }
 
-SIRTAKI_API void* LockMpi() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+void* LockMpi() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   core::Gate* gate = nullptr;
   ThrowIfError(CurrentSession()->session().EnterMedium(&gate));
   return gate;
 }
 
-SIRTAKI_API void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
+void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (gate != nullptr) static_cast<core::Gate*>(gate)->Unlock();
 }
+
+std::vector<std::string> MpiModules() { return session::Session::MpiModules(); }
 
 std::shared_ptr<SessionState> StateOf(std::shared_ptr<SessionState> given) {
   if (given) return given;

@@ -1,7 +1,0 @@
-#include "frameworks/python/build_facts.h"
-
-namespace sirtaki::python {
-
-const bool kMpiBuilt = false;
-
-}  // namespace sirtaki::python

@@ -1,0 +1,236 @@
+#include "mpi/library.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <charconv>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <string_view>
+
+#include "core/base/text.h"
+#include "core/machine/cgroup.h"
+#include "ops/base/dynamic_library.h"
+
+// Programs that are linked with a module have it.
+extern "C" __attribute__((weak, visibility("hidden"))) const sirtaki::mpi::Api* sirtaki_mpi_api();
+
+namespace sirtaki::mpi {
+namespace {
+
+namespace fs = std::filesystem;
+
+using core::Status;
+using core::StatusCode;
+
+// MPIs of one family have the same handles and constants, and these names of their libraries.
+struct Family {
+  const char* name;
+  const char* label;
+  std::vector<std::string> libraries;
+  // A launcher of the family sets one of these.
+  std::vector<const char*> variables;
+};
+
+const std::array<Family, 3>& Families() {
+  static const std::array<Family, 3> families = {{
+      {"openmpi", "Open MPI", {"libmpi.so.40"}, {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}},
+      {"mpich",
+       "MPICH and its family",
+       {"libmpi.so.12", "libmpich.so.12"},
+       {"PMI_RANK", "PMI_FD", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_NRANKS"}},
+      {"abi", "an MPI of the standard ABI", {"libmpi_abi.so.0", "libmpi_abi.so.1"}, {}},
+  }};
+  return families;
+}
+
+// The file of this library, or of the program if it has the library within.
+fs::path OwnFolder() {
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&OpenMpi), &info) == 0 || info.dli_fname == nullptr) {
+    return {};
+  }
+  std::error_code error;
+  const fs::path own = fs::canonical(info.dli_fname, error);
+  return error ? fs::path() : own.parent_path();
+}
+
+fs::path ModuleOf(const Family& family) {
+  return OwnFolder() / ("libsirtaki_mpi_" + std::string(family.name) + ".so");
+}
+
+// The folders of libraries beside the programs that have started this one, the nearest first:
+// mpirun and the like lie in the bin of their MPI.
+std::vector<fs::path> FoldersOfLaunchers() {
+  constexpr int kMostAncestors = 5;
+  std::vector<fs::path> folders;
+  pid_t process = getppid();
+  for (int i = 0; i < kMostAncestors && process > 1; ++i) {
+    const std::string root = "/proc/" + std::to_string(process);
+    std::error_code error;
+    const fs::path program = fs::read_symlink(root + "/exe", error);
+    if (!error) {
+      for (const char* folder : {"lib", "lib64"}) {
+        folders.push_back(program.parent_path().parent_path() / folder);
+      }
+    }
+    // "PID (NAME) STATE PARENT": a name may hold anything.
+    const std::string stat = core::ReadFile(root + "/stat").value_or("");
+    const std::size_t end = stat.rfind(')');
+    process = 0;
+    if (end == std::string::npos || end + 4 >= stat.size()) break;
+    std::from_chars(stat.data() + end + 4, stat.data() + stat.size(), process);
+  }
+  return folders;
+}
+
+struct Found {
+  const Family* family = nullptr;
+  ops::DynamicLibrary library;
+  std::string why;
+};
+
+// Opens a library of the family for whom `search` says where.
+bool TryOpen(const Family& family, bool loaded, const std::vector<fs::path>& folders,
+             bool by_linker, Found* found) {
+  for (const std::string& name : family.libraries) {
+    if (loaded && !ops::IsLoaded(name)) continue;
+    ops::LibrarySearch search{.prefix = name, .folders = folders, .names = {}, .is_global = true};
+    if (by_linker) search.names.push_back(name);
+    if (!ops::DynamicLibrary::Open(search, &found->library).ok()) continue;
+    found->family = &family;
+    return true;
+  }
+  return false;
+}
+
+// Those whose launcher seems to have started this process come first.
+std::vector<const Family*> InOrder(const core::EnvironmentView& variables) {
+  std::vector<const Family*> order;
+  for (const Family& family : Families()) order.push_back(&family);
+  std::stable_partition(order.begin(), order.end(), [&](const Family* family) {
+    return std::any_of(family->variables.begin(), family->variables.end(),
+                       [&](const char* name) { return variables.Find(name).has_value(); });
+  });
+  return order;
+}
+
+std::string Names() {
+  std::string names;
+  for (const Family& family : Families()) names += std::string(family.name) + ", ";
+  return names + "none";
+}
+
+Status Find(const core::EnvironmentView& variables, Found* found) {
+  const std::optional<std::string> wanted = variables.Find("SIRTAKI_MPI");
+  const Family* only = nullptr;
+  for (const Family& family : Families()) {
+    if (wanted == family.name) only = &family;
+  }
+  if (wanted && only == nullptr && wanted != "none") {
+    return {StatusCode::kInvalidArgument,
+            "SIRTAKI_MPI is " + core::Quoted(*wanted) + "; it may be " + Names()};
+  }
+  for (const Family& family : Families()) {
+    if (!TryOpen(family, /*loaded=*/true, {}, /*by_linker=*/false, found)) continue;
+    found->why = found->library.path() + ", which the program has";
+    if (!wanted || only == &family) return Status::Ok();
+    return {StatusCode::kInvalidArgument, "SIRTAKI_MPI is " + core::Quoted(*wanted) +
+                                              ", but the program has " + family.label + " (" +
+                                              found->library.path() + "): leave the variable out"};
+  }
+  if (wanted == "none") return {StatusCode::kUnsupported, "SIRTAKI_MPI is none"};
+  const std::vector<fs::path> launchers = FoldersOfLaunchers();
+  std::vector<const Family*> order = InOrder(variables);
+  if (only != nullptr) order = {only};
+  for (const Family* family : order) {
+    if (!TryOpen(*family, /*loaded=*/false, launchers, /*by_linker=*/false, found)) continue;
+    found->why = found->library.path() + ", beside what has launched this process";
+    return Status::Ok();
+  }
+  std::string looked;
+  for (const Family* family : order) {
+    if (TryOpen(*family, /*loaded=*/false, {}, /*by_linker=*/true, found)) {
+      found->why = found->library.path() + ", which the dynamic linker finds";
+      return Status::Ok();
+    }
+    for (const std::string& name : family->libraries) looked += (looked.empty() ? "" : ", ") + name;
+  }
+  return {StatusCode::kUnsupported, "no MPI was found: the dynamic linker knows none of " + looked +
+                                        ", and none lies beside what has launched this process"};
+}
+
+struct Opened {
+  std::mutex mutex;
+  std::atomic<const Api*> api{nullptr};
+  std::string why;
+};
+
+Opened& TheOpened() {
+  static Opened& opened = *new Opened;  // MPI is called while the process exits
+  return opened;
+}
+
+Status LoadModule(const Found& found, const Api** api) {
+  const fs::path file = ModuleOf(*found.family);
+  std::error_code error;
+  if (!fs::exists(file, error)) {
+    std::string there;
+    for (const std::string& name : FamiliesOfModules()) there += (there.empty() ? "" : ", ") + name;
+    if (there.empty()) there = "none at all";
+    return {StatusCode::kUnsupported, "this Sirtaki has no module for " +
+                                          std::string(found.family->label) + " (" + found.why +
+                                          "): " + file.string() + " is not there. It has " + there};
+  }
+  ops::DynamicLibrary module;
+  Status status = ops::DynamicLibrary::Open(
+      {.prefix = file.filename().string(), .folders = {}, .names = {file.string()}}, &module);
+  if (!status.ok()) return status;
+  decltype(&sirtaki_mpi_api) function = nullptr;
+  const Api* made = module.Take("sirtaki_mpi_api", &function) ? function() : nullptr;
+  if (made == nullptr || made->version != Api::kVersion) {
+    return {StatusCode::kUnsupported, file.string() + " belongs to another version of Sirtaki"};
+  }
+  *api = made;
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status OpenMpi(const core::EnvironmentView& variables) {
+  Opened& opened = TheOpened();
+  const std::lock_guard<std::mutex> lock(opened.mutex);
+  if (opened.api != nullptr) return Status::Ok();
+  if (sirtaki_mpi_api != nullptr) {
+    opened.api = sirtaki_mpi_api();
+    return Status::Ok();
+  }
+  Found found;
+  Status status = Find(variables, &found);
+  if (!status.ok()) return status;
+  const Api* api = nullptr;
+  status = LoadModule(found, &api);
+  if (!status.ok()) return status;
+  opened.why = found.why;
+  opened.api = api;
+  return Status::Ok();
+}
+
+const Api& TheApi() { return *TheOpened().api; }
+
+const std::string& WhyThisMpi() { return TheOpened().why; }
+
+std::vector<std::string> FamiliesOfModules() {
+  std::vector<std::string> names;
+  for (const Family& family : Families()) {
+    std::error_code error;
+    if (fs::exists(ModuleOf(family), error)) names.emplace_back(family.name);
+  }
+  return names;
+}
+
+}  // namespace sirtaki::mpi

@@ -1,0 +1,29 @@
+// The MPI of this process: the one that the program has, else the one that has launched it, else the
+// first that the dynamic linker finds. It is opened together with the module for its family, which
+// lies beside the library; programs that are linked with a module have that one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/status.h"
+#include "mpi/api.h"
+
+namespace sirtaki::mpi {
+
+// Opens it, once; a later call that succeeds finds the same. `variables`: SIRTAKI_MPI ("openmpi",
+// "mpich", "abi"; "none" lets nothing be opened) and those of launchers. Errors:
+//   kUnsupported      there is no MPI, or no module for it
+//   kInvalidArgument  SIRTAKI_MPI is something else, or another one than the program has
+core::Status OpenMpi(const core::EnvironmentView& variables);
+
+// Precondition: OpenMpi has succeeded.
+const Api& TheApi();
+// Which MPI it is and why, for the log: "libmpi.so.40, which the program has"; empty: it is linked.
+const std::string& WhyThisMpi();
+
+// The families for which there is a module.
+std::vector<std::string> FamiliesOfModules();
+
+}  // namespace sirtaki::mpi
