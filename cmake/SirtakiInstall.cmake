@@ -6,9 +6,6 @@ set(sirtaki_rpath "$ORIGIN" "${LibTorch_ROOT_DIR}/lib")
 set_target_properties(sirtaki PROPERTIES INSTALL_RPATH "${sirtaki_rpath}")
 
 install(TARGETS sirtaki EXPORT SirtakiTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-if(SIRTAKI_HAVE_MPI)
-  install(TARGETS sirtaki_mpi_module LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
-endif()
 install(DIRECTORY frameworks/include/ DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
 install(EXPORT SirtakiTargets NAMESPACE Sirtaki:: DESTINATION "${sirtaki_config_dir}")
 

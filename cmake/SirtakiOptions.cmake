@@ -12,6 +12,8 @@ function(sirtaki_tristate name default help)
 endfunction()
 
 sirtaki_tristate(SIRTAKI_MPI AUTO "Communicate over MPI")
+set(SIRTAKI_MPI_HEADERS "" CACHE STRING
+  "Folders of mpi.h, and paths of mpi_abi.h, of other MPIs that the library is to know; an MPI of the found one's family needs none")
 sirtaki_tristate(SIRTAKI_TORCH AUTO "Build the LibTorch interface and libsirtaki.so")
 sirtaki_tristate(SIRTAKI_CUDA AUTO "Build the kernels for GPUs")
 sirtaki_tristate(SIRTAKI_LAUNCH AUTO "Build sirtakirun")

@@ -66,9 +66,6 @@ function(sirtaki_add_python_module)
   if(SKBUILD)
     install(TARGETS sirtaki_python LIBRARY DESTINATION sirtaki COMPONENT python)
     install(TARGETS sirtaki LIBRARY DESTINATION sirtaki/lib COMPONENT python NAMELINK_SKIP)
-    if(SIRTAKI_HAVE_MPI)
-      install(TARGETS sirtaki_mpi_module LIBRARY DESTINATION sirtaki/lib COMPONENT python)
-    endif()
     install(FILES "${package}/_build.py" DESTINATION sirtaki COMPONENT python)
     # A wheel has no links: the file has the name that is asked for, and finds torch beside the package.
     set_target_properties(sirtaki PROPERTIES

@@ -46,12 +46,11 @@ function(sirtaki_use_torch_pch target)
     add_library(sirtaki_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cc")
     target_compile_features(sirtaki_torch_pch PUBLIC cxx_std_20)
     target_link_libraries(sirtaki_torch_pch PRIVATE sirtaki_flags LibTorch::LibTorch)
-    if(SIRTAKI_HAVE_MPI)
-      target_link_libraries(sirtaki_torch_pch PRIVATE sirtaki_mpi_bindings)   # its macros are everywhere
-    endif()
+    target_compile_definitions(sirtaki_torch_pch PRIVATE ${sirtaki_mpi_macros})
     sirtaki_sanitize_quickly(sirtaki_torch_pch)
     target_precompile_headers(sirtaki_torch_pch PRIVATE <torch/torch.h>)
   endif()
+  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})   # the compiler compares all macros
   target_precompile_headers(${target} REUSE_FROM sirtaki_torch_pch)
   target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
 endfunction()

@@ -56,8 +56,9 @@ struct Api {
   int (*CancelAtFinalize)(int key);
 
   Comm (*World)();
-  Comm (*FromFortran)(int handle);
-  int (*ToFortran)(Comm comm);
+  // A communicator as a number: MPI's Fortran handle, or that of the standard ABI.
+  Comm (*FromNumber)(int handle);
+  int (*ToNumber)(Comm comm);
   int (*CommRank)(Comm comm, int* rank);
   int (*CommSize)(Comm comm, int* size);
   int (*CommTestInter)(Comm comm, int* is);

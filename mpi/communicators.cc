@@ -162,7 +162,7 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
   const Entry entry("MPI_Comm_set_errhandler");
   if (!entry.ok()) return entry.status();
   status = Check(TheApi().TakeHandlerOfWorld(made), "MPI_Comm_set_errhandler");
-  *fortran_handle = TheApi().ToFortran(made);
+  *fortran_handle = TheApi().ToNumber(made);
   return status;
 }
 

@@ -189,7 +189,7 @@ Status FindWorld(const EnvironmentOptions& options, Comm* world) {
         "init() was given a communicator, but MPI is not initialised: call MPI_Init_thread first"};
   }
   if (finalized != 0) return Status::Ok();  // InitializeMpi says so
-  *world = TheApi().FromFortran(*options.communicator);
+  *world = TheApi().FromNumber(*options.communicator);
   if (world->is_null()) {
     return {StatusCode::kInvalidArgument,
             "init() was given MPI_COMM_NULL: only the ranks of the communicator may call it"};

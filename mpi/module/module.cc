@@ -166,8 +166,13 @@ int CancelAtFinalize(int key) {
 }
 
 Comm World() { return FromMpi(MPI_COMM_WORLD); }
-Comm FromFortran(int handle) { return FromMpi(MPI_Comm_f2c(handle)); }
-int ToFortran(Comm comm) { return MPI_Comm_c2f(ToMpi(comm)); }
+#ifdef MPI_ABI_VERSION  // whose numbers are no longer Fortran's
+Comm FromNumber(int handle) { return FromMpi(MPI_Comm_fromint(handle)); }
+int ToNumber(Comm comm) { return MPI_Comm_toint(ToMpi(comm)); }
+#else
+Comm FromNumber(int handle) { return FromMpi(MPI_Comm_f2c(handle)); }
+int ToNumber(Comm comm) { return MPI_Comm_c2f(ToMpi(comm)); }
+#endif
 int CommRank(Comm comm, int* rank) { return MPI_Comm_rank(ToMpi(comm), rank); }
 int CommSize(Comm comm, int* size) { return MPI_Comm_size(ToMpi(comm), size); }
 int CommTestInter(Comm comm, int* is) { return MPI_Comm_test_inter(ToMpi(comm), is); }
@@ -312,8 +317,8 @@ extern "C" __attribute__((visibility("default"))) const sirtaki::mpi::Api* sirta
       .AtFinalize = AtFinalize,
       .CancelAtFinalize = CancelAtFinalize,
       .World = World,
-      .FromFortran = FromFortran,
-      .ToFortran = ToFortran,
+      .FromNumber = FromNumber,
+      .ToNumber = ToNumber,
       .CommRank = CommRank,
       .CommSize = CommSize,
       .CommTestInter = CommTestInter,

@@ -50,7 +50,7 @@ ROOMS = {
     "fmt": ("core/base/log.cc",),
     "xxhash.h": ("core/base/digest.cc",),
 }
-MPI_CALL = re.compile(r"\b(MPI_(?!Comm_[cf]2[cf])[A-Z][a-z]\w*)\(")
+MPI_CALL = re.compile(r"\b(MPI_(?!Comm_(?:[cf]2[cf]|toint|fromint))[A-Z][a-z]\w*)\(")
 MPI_WATCH = "tests/support/mpi_interpose.cc"
 
 

@@ -25,7 +25,11 @@ namespace sirtaki {
 // afterwards. Collective over `comm`. Throws what init() throws; InvalidArgument for another
 // communicator; Unsupported in a build without MPI.
 inline void init(MPI_Comm comm, const InitOptions& options = {}) {
+#ifdef MPI_ABI_VERSION
+  detail::InitOn(MPI_Comm_toint(comm), options);
+#else
   detail::InitOn(MPI_Comm_c2f(comm), options);
+#endif
 }
 
 // Returns a new communicator of the ranks of a process set, in ascending order, with the error
@@ -35,7 +39,12 @@ inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 // a rank does not come within `timeout`; 0: only the limits of the session hold.
 inline MPI_Comm communicator(const ProcessSet& process_set = {},
                              std::chrono::milliseconds timeout = std::chrono::milliseconds(0)) {
-  return MPI_Comm_f2c(detail::MakeCommunicator(process_set, timeout));
+  const int handle = detail::MakeCommunicator(process_set, timeout);
+#ifdef MPI_ABI_VERSION
+  return MPI_Comm_fromint(handle);
+#else
+  return MPI_Comm_f2c(handle);
+#endif
 }
 
 // Returns when every rank has called it and all that was submitted before is over: from then on the

@@ -1,4 +1,5 @@
-// What <sirtaki/mpi.h> calls, in which MPI's communicators are numbers: its Fortran handles.
+// <sirtaki/mpi.h> calls these. Communicators are numbers here: MPI's Fortran handles, or with the
+// standard ABI those of MPI_Comm_toint.
 #pragma once
 
 #include <chrono>
