@@ -18,12 +18,14 @@
 #include "core/base/status.h"
 #include "core/base/topology.h"
 #include "core/base/types.h"
+#include "core/config/config.h"
 
 namespace sirtaki::mpi {
 
 struct EnvironmentOptions {
   // They tell how many ranks a launcher believes to have started.
   core::EnvironmentView variables;
+  core::MpiChoice mpi = core::MpiChoice::kAuto;
 
   // The ranks of the job, as MPI's Fortran handle of an intra-communicator of the program; none:
   // all processes that MPI has started.

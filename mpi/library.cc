@@ -9,10 +9,8 @@
 #include <charconv>
 #include <filesystem>
 #include <mutex>
-#include <optional>
 #include <string_view>
 
-#include "core/base/text.h"
 #include "core/machine/cgroup.h"
 #include "ops/base/dynamic_library.h"
 
@@ -29,6 +27,7 @@ using core::StatusCode;
 
 // MPIs of one family have the same handles and constants, and these names of their libraries.
 struct Family {
+  core::MpiChoice choice;
   const char* name;
   const char* label;
   std::vector<std::string> libraries;
@@ -38,12 +37,21 @@ struct Family {
 
 const std::array<Family, 3>& Families() {
   static const std::array<Family, 3> families = {{
-      {"openmpi", "Open MPI", {"libmpi.so.40"}, {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}},
-      {"mpich",
+      {core::MpiChoice::kOpenMpi,
+       "openmpi",
+       "Open MPI",
+       {"libmpi.so.40"},
+       {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}},
+      {core::MpiChoice::kMpich,
+       "mpich",
        "MPICH and its family",
        {"libmpi.so.12", "libmpich.so.12"},
        {"PMI_RANK", "PMI_FD", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_NRANKS"}},
-      {"abi", "an MPI of the standard ABI", {"libmpi_abi.so.0", "libmpi_abi.so.1"}, {}},
+      {core::MpiChoice::kAbi,
+       "abi",
+       "an MPI of the standard ABI",
+       {"libmpi_abi.so.0", "libmpi_abi.so.1"},
+       {}},
   }};
   return families;
 }
@@ -119,34 +127,20 @@ std::vector<const Family*> InOrder(const core::EnvironmentView& variables) {
   return order;
 }
 
-std::string Names() {
-  std::string names;
-  for (const Family& family : Families()) names += std::string(family.name) + ", ";
-  return names + "none";
-}
-
-Status Find(const core::EnvironmentView& variables, Found* found) {
-  const std::optional<std::string> wanted = variables.Find("SIRTAKI_MPI");
-  const Family* only = nullptr;
-  for (const Family& family : Families()) {
-    if (wanted == family.name) only = &family;
-  }
-  if (wanted && only == nullptr && wanted != "none") {
-    return {StatusCode::kInvalidArgument,
-            "SIRTAKI_MPI is " + core::Quoted(*wanted) + "; it may be " + Names()};
-  }
+Status Find(core::MpiChoice choice, const core::EnvironmentView& variables, Found* found) {
+  const bool any = choice == core::MpiChoice::kAuto;
   for (const Family& family : Families()) {
     if (!TryOpen(family, /*loaded=*/true, {}, /*by_linker=*/false, found)) continue;
     found->why = found->library.path() + ", which the program has";
-    if (!wanted || only == &family) return Status::Ok();
-    return {StatusCode::kInvalidArgument, "SIRTAKI_MPI is " + core::Quoted(*wanted) +
-                                              ", but the program has " + family.label + " (" +
-                                              found->library.path() + "): leave the variable out"};
+    if (any || choice == family.choice) return Status::Ok();
+    return {StatusCode::kInvalidArgument,
+            "the option mpi is for another MPI than the program has, " + std::string(family.label) +
+                " (" + found->library.path() + "): leave the option out"};
   }
-  if (wanted == "none") return {StatusCode::kUnsupported, "SIRTAKI_MPI is none"};
+  if (choice == core::MpiChoice::kNone) return {StatusCode::kUnsupported, "the option mpi is none"};
   const std::vector<fs::path> launchers = FoldersOfLaunchers();
   std::vector<const Family*> order = InOrder(variables);
-  if (only != nullptr) order = {only};
+  if (!any) std::erase_if(order, [&](const Family* family) { return family->choice != choice; });
   for (const Family* family : order) {
     if (!TryOpen(*family, /*loaded=*/false, launchers, /*by_linker=*/false, found)) continue;
     found->why = found->library.path() + ", beside what has launched this process";
@@ -201,7 +195,7 @@ Status LoadModule(const Found& found, const Api** api) {
 
 }  // namespace
 
-Status OpenMpi(const core::EnvironmentView& variables) {
+Status OpenMpi(core::MpiChoice choice, const core::EnvironmentView& variables) {
   Opened& opened = TheOpened();
   const std::lock_guard<std::mutex> lock(opened.mutex);
   if (opened.api != nullptr) return Status::Ok();
@@ -210,7 +204,7 @@ Status OpenMpi(const core::EnvironmentView& variables) {
     return Status::Ok();
   }
   Found found;
-  Status status = Find(variables, &found);
+  Status status = Find(choice, variables, &found);
   if (!status.ok()) return status;
   const Api* api = nullptr;
   status = LoadModule(found, &api);

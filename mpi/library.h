@@ -8,15 +8,15 @@
 
 #include "core/base/environment.h"
 #include "core/base/status.h"
+#include "core/config/config.h"
 #include "mpi/api.h"
 
 namespace sirtaki::mpi {
 
-// Opens it, once; a later call that succeeds finds the same. `variables`: SIRTAKI_MPI ("openmpi",
-// "mpich", "abi"; "none" lets nothing be opened) and those of launchers. Errors:
-//   kUnsupported      there is no MPI, or no module for it
-//   kInvalidArgument  SIRTAKI_MPI is something else, or another one than the program has
-core::Status OpenMpi(const core::EnvironmentView& variables);
+// Opens it, once; a later call that succeeds finds the same. `variables`: those of launchers. Errors:
+//   kUnsupported      there is no MPI, or no module for it, or `choice` is kNone
+//   kInvalidArgument  the program has another MPI than `choice`
+core::Status OpenMpi(core::MpiChoice choice, const core::EnvironmentView& variables);
 
 // Precondition: OpenMpi has succeeded.
 const Api& TheApi();

@@ -8,6 +8,7 @@
 #   asan     the same under the sanitizers for addresses and undefined behaviour, and LibTorch's part
 #   headers  every source and every header compiled by itself
 #   openmpi5, mpich   the tests labelled mpi under these (tests/other_mpi.sh)
+#   mpis     one build under every MPI that can be had (tests/every_mpi.sh)
 #   pip      `pip install .` and what it puts there (tests/pip_install.sh)
 #   rehearsal   the bundle for a machine with a GPU and no network, and all that is run there, in a bare root without a GPU
 #            (tests/benchmarks/gpu_rehearsal.sh; needs root and nvcc)
@@ -17,7 +18,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 jobs=${SIRTAKI_JOBS:-$(nproc)}
-all=(jobs tables soak tsan asan headers openmpi5 mpich pip rehearsal fresh)
+all=(jobs tables soak tsan asan headers openmpi5 mpich mpis pip rehearsal fresh)
 state=build/full
 mkdir -p "$state"
 # What is in the working tree, by git's name for it; empty without git, and then every part is run.
@@ -44,6 +45,7 @@ part_headers() {
 }
 part_openmpi5() { bash tests/other_mpi.sh openmpi5; }
 part_mpich() { bash tests/other_mpi.sh mpich; }
+part_mpis() { bash tests/every_mpi.sh; }
 part_pip() { rm -rf "$state/pip" && bash tests/pip_install.sh "$state/pip"; }
 part_rehearsal() { bash bootstrap.sh --quiet --benchmarks && SIRTAKI_JOBS=$jobs bash tests/benchmarks/gpu_rehearsal.sh; }
 part_fresh() {

@@ -20,6 +20,7 @@ constexpr std::int64_t kDay = 24 * kHour;
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
 constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
+constexpr std::array<std::string_view, 5> kMpis = {"auto", "openmpi", "mpich", "abi", "none"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kAllocators = {"auto", "off", "on"};
 constexpr std::array<std::string_view, 3> kGradientArenas = {"auto", "plain", "off"};
@@ -181,6 +182,11 @@ std::vector<OptionSpec> MakeTable() {
       Option<&Config::transport>("transport", OptionKind::kChoice,
           "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
           .OneOf(kTransports).Agreed(),
+      Option<&Config::mpi>("mpi", OptionKind::kChoice,
+          "Which MPI is opened where the program has none: auto that of the launcher, else the first that the "
+          "dynamic linker finds; openmpi, mpich (Intel MPI and others of that family too) or abi (the standard ABI "
+          "of MPI 5) one of that family; none opens none, for a job of one rank.")
+          .OneOf(kMpis),
       Option<&Config::hierarchy>("hierarchy", OptionKind::kChoice,
           "Whether large reductions and all-gathers between hosts are done within each host first, each rank "
           "then carrying a part over the network: auto and on wherever hosts have several ranks that share memory, off "

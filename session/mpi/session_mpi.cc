@@ -119,17 +119,19 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   if (Status status = CheckFork(); !status.ok()) return status;
   core::LogSettings log{options.config.log_level, options.config.log_time, {}};
   core::ConfigureLog(log);
-  if (const Status none = mpi::OpenMpi(options.environment);
+  if (const Status none = mpi::OpenMpi(options.config.mpi, options.environment);
       none.code() == core::StatusCode::kUnsupported) {
     if (Status status = WhyNotAlone(options); !status.ok()) {
       return {status.code(), status.message() + ", but " + none.message()};
     }
     log.identity = {0, {}};
     core::ConfigureLog(log);
+    SIRTAKI_LOG(kInfo, "a job of one rank, as " << none.message());
     return Create(std::make_shared<InprocWorld>(1)->Join(0), options, /*is_process=*/true, session);
   }
   mpi::EnvironmentOptions environment_options;
   environment_options.variables = options.environment;
+  environment_options.mpi = options.config.mpi;
   environment_options.communicator = options.communicator;
   std::unique_ptr<mpi::Environment> environment;
   const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;

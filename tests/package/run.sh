@@ -24,10 +24,39 @@ if [ -e "$(dirname "$(ldd "$work/build/outside" | sed -n 's/.*libtorch_cpu.so =>
 fi
 "$work/build/outside"
 bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
-# Sirtaki::mpi is there where the library has MPI, and brings its headers along.
-if ldd "$work/build/outside" | grep -F libmpi; then
-  [ -x "$work/build/outside_mpi" ] || { echo "find_package(Sirtaki) gave no Sirtaki::mpi, though the library has MPI"; exit 1; }
+
+# What is linked with the library needs no MPI: that is opened, by a module.
+if ldd "$work/build/outside" | grep -F libmpi; then echo "the outside program is linked with MPI"; exit 1; fi
+modules=("$work"/prefix/lib*/libsirtaki_mpi_*.so "$work"/prefix/lib/*/libsirtaki_mpi_*.so)
+modules=($(ls -d "${modules[@]}" 2>/dev/null || true))
+if [ "${#modules[@]}" -gt 0 ]; then
+  [ -x "$work/build/outside_mpi" ] || { echo "find_package(Sirtaki) gave no Sirtaki::mpi, though there is a module for MPI"; exit 1; }
   bash "$here/../support/mpirun.sh" 2 "$work/build/outside_mpi"
+  # has WHAT TEXT...: the output has these texts.
+  has() {
+    local what=$1 text
+    shift
+    for text in "$@"; do
+      grep -qE -e "$text" "$work/output" || { echo "$what: no '$text' in the output"; cat "$work/output"; exit 1; }
+    done
+  }
+  fails() { if "$@" >"$work/output" 2>&1; then echo "exit code 0: $*"; cat "$work/output"; exit 1; fi; }
+  SIRTAKI_LOG_LEVEL=info bash "$here/../support/mpirun.sh" 2 "$work/build/outside" >"$work/output" 2>&1
+  has "the log" "rank 1 of 2.*(Open MPI|MPICH|Intel).*(which the dynamic linker finds|beside what has launched this process)"
+  SIRTAKI_LOG_LEVEL=info "$work/build/outside_mpi" >"$work/output" 2>&1
+  has "a program with MPI" "which the program has"
+  SIRTAKI_LOG_LEVEL=info SIRTAKI_MPI=none "$work/build/outside" >"$work/output" 2>&1
+  has "without MPI" "rank 0 of 1"
+  fails env SIRTAKI_MPI=none bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
+  has "several ranks without MPI" "a launcher started 2 ranks .*, but the option mpi is none"
+  fails env SIRTAKI_MPI=none "$work/build/outside_mpi"
+  has "another MPI than the program's" "the option mpi is for another MPI than the program has"
+  mkdir "$work/aside"
+  mv "${modules[@]}" "$work/aside"
+  fails bash "$here/../support/mpirun.sh" 2 "$work/build/outside"
+  has "no module" "a launcher started 2 ranks .*, but this Sirtaki has no module for .*It has none at all"
+  "$work/build/outside"
+  mv "$work"/aside/* "$(dirname "${modules[0]}")"
 fi
 # The installed program finds LibTorch, and needs neither the library nor MPI.
 "$work/prefix/bin/sirtaki-checkpoint" --help | diff "$here/../torch/checkpoint/tool/help.txt" -

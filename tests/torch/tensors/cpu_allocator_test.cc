@@ -31,7 +31,7 @@ at::Tensor& TensorThatLivesToTheEnd() {
 ops::shm::Pool& ThePool() {
   static ops::shm::Pool& pool = *[] {
     static auto& made = *new std::shared_ptr<ops::shm::Pool>;
-    EXPECT_TRUE(ops::shm::Pool::Make(64 * kMi, &made).ok());
+    EXPECT_TRUE(ops::shm::Pool::Make({.bytes = 64 * kMi}, &made).ok());
     return made.get();
   }();
   return pool;
