@@ -266,7 +266,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
             "another thread's init() has not ended within start_timeout: it waits for other ranks, "
             "or within MPI's own initialisation"};
   }
-  if (Status status = OpenMpi(options.mpi, options.variables); !status.ok()) return status;
+  if (Status status = OpenMpi(options.mpi_family, options.variables); !status.ok()) return status;
   Comm world;
   if (Status status = FindWorld(options, &world); !status.ok()) return status;
   ThreadLevel level = ThreadLevel::kSingle;

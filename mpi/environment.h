@@ -25,7 +25,7 @@ namespace sirtaki::mpi {
 struct EnvironmentOptions {
   // They tell how many ranks a launcher believes to have started.
   core::EnvironmentView variables;
-  core::MpiChoice mpi = core::MpiChoice::kAuto;
+  core::MpiChoice mpi_family = core::MpiChoice::kAuto;
 
   // The ranks of the job, as MPI's Fortran handle of an intra-communicator of the program; none:
   // all processes that MPI has started.

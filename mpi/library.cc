@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <charconv>
 #include <filesystem>
 #include <mutex>
 #include <string_view>
 
+#include "core/config/mpi_families.h"
 #include "core/machine/cgroup.h"
 #include "ops/base/dynamic_library.h"
 
@@ -22,39 +22,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using core::MpiFamilies;
+using core::MpiFamily;
 using core::Status;
 using core::StatusCode;
-
-// MPIs of one family have the same handles and constants, and these names of their libraries.
-struct Family {
-  core::MpiChoice choice;
-  const char* name;
-  const char* label;
-  std::vector<std::string> libraries;
-  // A launcher of the family sets one of these.
-  std::vector<const char*> variables;
-};
-
-const std::array<Family, 3>& Families() {
-  static const std::array<Family, 3> families = {{
-      {core::MpiChoice::kOpenMpi,
-       "openmpi",
-       "Open MPI",
-       {"libmpi.so.40"},
-       {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"}},
-      {core::MpiChoice::kMpich,
-       "mpich",
-       "MPICH and its family",
-       {"libmpi.so.12", "libmpich.so.12"},
-       {"PMI_RANK", "PMI_FD", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "PALS_NRANKS"}},
-      {core::MpiChoice::kAbi,
-       "abi",
-       "an MPI of the standard ABI",
-       {"libmpi_abi.so.0", "libmpi_abi.so.1"},
-       {}},
-  }};
-  return families;
-}
 
 // The file of this library, or of the program if it has the library within.
 fs::path OwnFolder() {
@@ -67,9 +38,7 @@ fs::path OwnFolder() {
   return error ? fs::path() : own.parent_path();
 }
 
-fs::path ModuleOf(const Family& family) {
-  return OwnFolder() / ("libsirtaki_mpi_" + std::string(family.name) + ".so");
-}
+fs::path ModuleOf(const MpiFamily& family) { return OwnFolder() / family.module(); }
 
 // The folders of libraries beside the programs that have started this one, the nearest first:
 // mpirun and the like lie in the bin of their MPI.
@@ -97,13 +66,13 @@ std::vector<fs::path> FoldersOfLaunchers() {
 }
 
 struct Found {
-  const Family* family = nullptr;
+  const MpiFamily* family = nullptr;
   ops::DynamicLibrary library;
   std::string why;
 };
 
 // Opens a library of the family for whom `search` says where.
-bool TryOpen(const Family& family, bool loaded, const std::vector<fs::path>& folders,
+bool TryOpen(const MpiFamily& family, bool loaded, const std::vector<fs::path>& folders,
              bool by_linker, Found* found) {
   for (const std::string& name : family.libraries) {
     if (loaded && !ops::IsLoaded(name)) continue;
@@ -117,37 +86,38 @@ bool TryOpen(const Family& family, bool loaded, const std::vector<fs::path>& fol
 }
 
 // Those whose launcher seems to have started this process come first.
-std::vector<const Family*> InOrder(const core::EnvironmentView& variables) {
-  std::vector<const Family*> order;
-  for (const Family& family : Families()) order.push_back(&family);
-  std::stable_partition(order.begin(), order.end(), [&](const Family* family) {
+std::vector<const MpiFamily*> InOrder(const core::EnvironmentView& variables) {
+  std::vector<const MpiFamily*> order;
+  for (const MpiFamily& family : MpiFamilies()) order.push_back(&family);
+  std::stable_partition(order.begin(), order.end(), [&](const MpiFamily* family) {
     return std::any_of(family->variables.begin(), family->variables.end(),
-                       [&](const char* name) { return variables.Find(name).has_value(); });
+                       [&](const std::string& name) { return variables.Find(name).has_value(); });
   });
   return order;
 }
 
 Status Find(core::MpiChoice choice, const core::EnvironmentView& variables, Found* found) {
   const bool any = choice == core::MpiChoice::kAuto;
-  for (const Family& family : Families()) {
+  for (const MpiFamily& family : MpiFamilies()) {
     if (!TryOpen(family, /*loaded=*/true, {}, /*by_linker=*/false, found)) continue;
     found->why = found->library.path() + ", which the program has";
     if (any || choice == family.choice) return Status::Ok();
     return {StatusCode::kInvalidArgument,
-            "the option mpi is for another MPI than the program has, " + std::string(family.label) +
+            "the option mpi_family is for another MPI than the program has, " + family.label +
                 " (" + found->library.path() + "): leave the option out"};
   }
-  if (choice == core::MpiChoice::kNone) return {StatusCode::kUnsupported, "the option mpi is none"};
+  if (choice == core::MpiChoice::kNone)
+    return {StatusCode::kUnsupported, "the option mpi_family is none"};
   const std::vector<fs::path> launchers = FoldersOfLaunchers();
-  std::vector<const Family*> order = InOrder(variables);
-  if (!any) std::erase_if(order, [&](const Family* family) { return family->choice != choice; });
-  for (const Family* family : order) {
+  std::vector<const MpiFamily*> order = InOrder(variables);
+  if (!any) std::erase_if(order, [&](const MpiFamily* family) { return family->choice != choice; });
+  for (const MpiFamily* family : order) {
     if (!TryOpen(*family, /*loaded=*/false, launchers, /*by_linker=*/false, found)) continue;
     found->why = found->library.path() + ", beside what has launched this process";
     return Status::Ok();
   }
   std::string looked;
-  for (const Family* family : order) {
+  for (const MpiFamily* family : order) {
     if (TryOpen(*family, /*loaded=*/false, {}, /*by_linker=*/true, found)) {
       found->why = found->library.path() + ", which the dynamic linker finds";
       return Status::Ok();
@@ -176,9 +146,9 @@ Status LoadModule(const Found& found, const Api** api) {
     std::string there;
     for (const std::string& name : FamiliesOfModules()) there += (there.empty() ? "" : ", ") + name;
     if (there.empty()) there = "none at all";
-    return {StatusCode::kUnsupported, "this Sirtaki has no module for " +
-                                          std::string(found.family->label) + " (" + found.why +
-                                          "): " + file.string() + " is not there. It has " + there};
+    return {StatusCode::kUnsupported, "this Sirtaki has no module for " + found.family->label +
+                                          " (" + found.why + "): " + file.string() +
+                                          " is not there. It has " + there};
   }
   ops::DynamicLibrary module;
   Status status = ops::DynamicLibrary::Open(
@@ -220,9 +190,9 @@ const std::string& WhyThisMpi() { return TheOpened().why; }
 
 std::vector<std::string> FamiliesOfModules() {
   std::vector<std::string> names;
-  for (const Family& family : Families()) {
+  for (const MpiFamily& family : MpiFamilies()) {
     std::error_code error;
-    if (fs::exists(ModuleOf(family), error)) names.emplace_back(family.name);
+    if (fs::exists(ModuleOf(family), error)) names.push_back(family.name);
   }
   return names;
 }

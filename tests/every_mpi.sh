@@ -40,5 +40,5 @@ under() {
 under "Open MPI v?[0-9.]+ \(" "$(sed -n 's/^MPIEXEC_EXECUTABLE:FILEPATH=//p' "$build/CMakeCache.txt")"
 under "Open MPI v5[^(]*\($mpis" "$mpis/openmpi/bin/mpiexec"
 under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi.so.12" "$mpis/mpich/bin/mpiexec"
-under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi_abi.so" "$mpis/mpich/bin/mpiexec" SIRTAKI_MPI=abi
+under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi_abi.so" "$mpis/mpich/bin/mpiexec" SIRTAKI_MPI_FAMILY=abi
 under "Intel.R. MPI Library[^(]*\($mpis/intel" "$mpis/intel/bin/mpiexec"

@@ -33,6 +33,7 @@ rm -rf "$out"
 mkdir -p "$out/lib" "$out/openmpi/bin"
 for program in "${programs[@]}"; do install -D "$build/$program" "$out/$program"; done
 cp "$build"/libsirtaki.so.*.*.* "$out/lib/libsirtaki.so"
+cp "$build"/libsirtaki_mpi_*.so "$out/lib/"
 mv "$out/lib/libsirtaki.so" "$out/lib/$(objdump -p "$out/lib/libsirtaki.so" | awk '/SONAME/ { print $2 }')"
 cp -r "$mpi/etc" "$mpi/share" "$out/openmpi/"
 cp -L "$mpi"/bin/{mpirun,prterun,prte,prted,ompirun_wrapper} "$out/openmpi/bin/"

@@ -59,7 +59,7 @@ struct Config {
   bool log_time = true;
   SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;
   TransportMode transport = TransportMode::kAuto;
-  MpiChoice mpi = MpiChoice::kAuto;
+  MpiChoice mpi_family = MpiChoice::kAuto;
   HierarchyMode hierarchy = HierarchyMode::kAuto;
   AllocatorMode allocator = AllocatorMode::kAuto;
   std::int64_t pool_bytes = 0;                         // zero: auto

@@ -182,10 +182,10 @@ std::vector<OptionSpec> MakeTable() {
       Option<&Config::transport>("transport", OptionKind::kChoice,
           "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
           .OneOf(kTransports).Agreed(),
-      Option<&Config::mpi>("mpi", OptionKind::kChoice,
+      Option<&Config::mpi_family>("mpi_family", OptionKind::kChoice,
           "Which MPI is opened where the program has none: auto that of the launcher, else the first that the "
-          "dynamic linker finds; openmpi, mpich (Intel MPI and others of that family too) or abi (the standard ABI "
-          "of MPI 5) one of that family; none opens none, for a job of one rank.")
+          "dynamic linker finds; openmpi, mpich (with Intel MPI and others) or abi (the standard ABI of MPI 5) one "
+          "of that family; none opens none, for a job of one rank.")
           .OneOf(kMpis),
       Option<&Config::hierarchy>("hierarchy", OptionKind::kChoice,
           "Whether large reductions and all-gathers between hosts are done within each host first, each rank "

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "core/config/mpi_families.h"
 #include "core/machine/cgroup.h"
 #include "launch/base/run_commands.h"
 #include "launch/base/shell_text.h"
@@ -66,17 +67,34 @@ class Library {
   void* const handle_;
 };
 
-BuildRow FoundMpi(const std::string& path) {
-  const Library library(path);
-  if (!library.there()) return {"its MPI", false, core::Escaped(dlerror())};
+std::string VersionOf(const Library& library) {
   std::array<char, 16384> text{};  // more than any of them writes
   int length = 0;
   // May be called before MPI_Init.
   auto* const ask = library.Find<int(char*, int*)>("MPI_Get_library_version");
-  if (ask == nullptr || ask(text.data(), &length) != 0) return {"its MPI", false, library.path()};
-  std::string version = FirstLine(text.data());
-  version = version.substr(0, version.find(", package"));
-  return {"its MPI", true, version + ", " + library.path()};
+  if (ask == nullptr || ask(text.data(), &length) != 0) return "";
+  const std::string version = FirstLine(text.data());
+  return version.substr(0, version.find(", package")) + ", ";
+}
+
+// The MPIs that the dynamic linker finds, of those families for which a module lies in the folder.
+// One that belongs to a launcher is found by the ranks that this has started.
+void AddMpis(const fs::path& folder, std::vector<BuildRow>* rows) {
+  bool has_module = false;
+  for (const core::MpiFamily& family : core::MpiFamilies()) {
+    std::error_code error;
+    if (!fs::exists(folder / family.module(), error)) continue;
+    has_module = true;
+    BuildRow row{"MPI: " + family.name, false, "the dynamic linker finds none"};
+    for (const std::string& name : family.libraries) {
+      const Library library(name);
+      if (row.there || !library.there()) continue;
+      row.there = true;
+      row.text = VersionOf(library) + library.path();
+    }
+    rows->push_back(std::move(row));
+  }
+  if (!has_module) rows->push_back({"MPI", false, "there is no module for any beside it"});
 }
 
 BuildRow FoundTorch(const std::string& path) {
@@ -119,7 +137,7 @@ void AddOurs(const std::string& self, const core::EnvironmentView& env,
     state += ", which does not find " + Joined(libraries.missing, ", ");
   }
   rows->push_back({"libsirtaki.so", libraries.missing.empty(), state});
-  if (const std::string mpi = PathIn(text, "libmpi"); !mpi.empty()) rows->push_back(FoundMpi(mpi));
+  AddMpis(fs::path(ours).parent_path(), rows);
   if (const std::string torch = PathIn(text, "libtorch_cpu."); !torch.empty()) {
     rows->push_back(FoundTorch(torch));
   }

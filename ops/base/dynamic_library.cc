@@ -75,7 +75,8 @@ Status DynamicLibrary::Open(const LibrarySearch& search, DynamicLibrary* library
 
   std::string looked;
   for (const std::string& candidate : candidates) {
-    void* const handle = dlopen(candidate.c_str(), RTLD_NOW | (search.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
+    void* const handle =
+        dlopen(candidate.c_str(), RTLD_NOW | (search.is_global ? RTLD_GLOBAL : RTLD_LOCAL));
     if (handle != nullptr) {
       library->handle_ = handle;
       library->path_ = PathOf(handle, candidate);

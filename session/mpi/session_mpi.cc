@@ -119,7 +119,7 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   if (Status status = CheckFork(); !status.ok()) return status;
   core::LogSettings log{options.config.log_level, options.config.log_time, {}};
   core::ConfigureLog(log);
-  if (const Status none = mpi::OpenMpi(options.config.mpi, options.environment);
+  if (const Status none = mpi::OpenMpi(options.config.mpi_family, options.environment);
       none.code() == core::StatusCode::kUnsupported) {
     if (Status status = WhyNotAlone(options); !status.ok()) {
       return {status.code(), status.message() + ", but " + none.message()};
@@ -131,7 +131,7 @@ Status Session::CreateMpi(const StartOptions& options, std::shared_ptr<Session>*
   }
   mpi::EnvironmentOptions environment_options;
   environment_options.variables = options.environment;
-  environment_options.mpi = options.config.mpi;
+  environment_options.mpi_family = options.config.mpi_family;
   environment_options.communicator = options.communicator;
   std::unique_ptr<mpi::Environment> environment;
   const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;

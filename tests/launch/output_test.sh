@@ -158,8 +158,10 @@ grep -qE '^  \[X\] MPI +.*/' "$output" || fail "no MPI"
 if [ -e "$(dirname "$sirtakirun")/libsirtaki.so" ]; then
   library=$(realpath "$(dirname "$sirtakirun")/libsirtaki.so")
   says "$output" "  [X] libsirtaki.so  $library"
-  mpi=$(ldd "$library" | sed -n 's/^\tlibmpi[^ ]* => \([^ ]*\) .*/\1/p')
-  grep -qE "^  \[X\] its MPI +.*[0-9]\.[0-9].*, $(realpath "$mpi")\$" "$output" || fail "not the MPI of the library"
+  for module in "$(dirname "$library")"/libsirtaki_mpi_*.so; do
+    family=${module##*_}
+    grep -qE "^  \[.\] MPI: ${family%.so} +(.*[0-9]\.[0-9].*, /|the dynamic linker finds none$)" "$output" || fail "nothing of $module"
+  done
 fi
 grep -qE "^  \[.\] (Open MPI|MPICH) +[0-9.]+, $(command -v mpirun)\$" "$output" || fail "no mpirun"
 

@@ -63,7 +63,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.intra_op_threads, 0);
   EXPECT_EQ(config.shared_memory, SharedMemoryMode::kAuto);
   EXPECT_EQ(config.transport, TransportMode::kAuto);
-  EXPECT_EQ(config.mpi, MpiChoice::kAuto);
+  EXPECT_EQ(config.mpi_family, MpiChoice::kAuto);
   EXPECT_EQ(config.hierarchy, HierarchyMode::kAuto);
   EXPECT_EQ(config.allocator, AllocatorMode::kAuto);
   EXPECT_EQ(config.pool_bytes, 0);
@@ -133,8 +133,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.fusion_delay == 100us; }},
       {"--sirtaki-transport", "SIRTAKI_TRANSPORT", "transport", "mpi",
        [](const Config& c) { return c.transport == TransportMode::kMpi; }},
-      {"--sirtaki-mpi", "SIRTAKI_MPI", "mpi", "mpich",
-       [](const Config& c) { return c.mpi == MpiChoice::kMpich; }},
+      {"--sirtaki-mpi-family", "SIRTAKI_MPI_FAMILY", "mpi_family", "mpich",
+       [](const Config& c) { return c.mpi_family == MpiChoice::kMpich; }},
       {"--sirtaki-hierarchy", "SIRTAKI_HIERARCHY", "hierarchy", "on",
        [](const Config& c) { return c.hierarchy == HierarchyMode::kOn; }},
       {"--sirtaki-allocator", "SIRTAKI_ALLOCATOR", "allocator", "off",
@@ -315,7 +315,7 @@ TEST(ConfigTest, VariablesOfOthersAreNeitherReadNorWarnedOf) {
 // CMake's options, which somebody may have exported, stop no rank.
 TEST(ConfigTest, ABuildOptionIsNoMisspeltOption) {
   for (const char* name :
-       {"SIRTAKI_TORCH", "SIRTAKI_LAUNCH", "SIRTAKI_TESTS", "SIRTAKI_EXAMPLES",
+       {"SIRTAKI_MPI", "SIRTAKI_TORCH", "SIRTAKI_LAUNCH", "SIRTAKI_TESTS", "SIRTAKI_EXAMPLES",
         "SIRTAKI_BENCHMARKS", "SIRTAKI_SANITIZE", "SIRTAKI_WERROR", "SIRTAKI_PCH", "SIRTAKI_CCACHE",
         "SIRTAKI_CLANG_TIDY", "SIRTAKI_GPU_ARCHITECTURES"}) {
     EXPECT_EQ(ParsedOrDie({}, {{name, "ON"}}), Config{}) << name;

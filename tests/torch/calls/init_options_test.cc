@@ -50,7 +50,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .log_level("debug")
                            .shared_memory("required")
                            .transport("mpi")
-                           .mpi("none")
+                           .mpi_family("none")
                            .hierarchy("on")
                            .allocator("off")
                            .gradient_arena("plain")
