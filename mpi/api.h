@@ -34,9 +34,10 @@ enum class ThreadLevel : int { kSingle, kFunneled, kSerialized, kMultiple };
 // Each function does what MPI's of its name does, and returns its code; 0 is success. Texts end with a
 // zero within the given bytes.
 struct Api {
-  // Of this struct: a module of another one is refused.
+  // The version of this struct: a module with another one, or of another size, is refused.
   static constexpr std::uint32_t kVersion = 1;
   std::uint32_t version;
+  std::uint32_t bytes;
   const char* family;  // "openmpi"
 
   int (*GetLibraryVersion)(char* text, int bytes);
@@ -74,7 +75,7 @@ struct Api {
 
   int (*Isend)(const void* memory, int bytes, int to, int tag, Comm comm, Request* request);
   int (*Irecv)(void* memory, int bytes, int from, int tag, Comm comm, Request* request);
-  // Of any source.
+  // Looks for a message of any source.
   int (*Improbe)(int tag, Comm comm, int* found, Message* message, Received* received);
   int (*Imrecv)(void* memory, int bytes, Message* message, Request* request);
   int (*Test)(Request* request, int* done, Received* received);  // null: of no interest

@@ -211,7 +211,7 @@ Status FindWorld(const EnvironmentOptions& options, Comm* world) {
 std::optional<LaunchedRanks> RanksOfLauncher(const core::EnvironmentView& variables) {
   for (const char* name :
        {"OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PALS_NRANKS",
-        "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
+        "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
     const std::optional<std::string> value = variables.Find(name);
     if (!value) continue;
     int count = 0;

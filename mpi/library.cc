@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <filesystem>
@@ -14,7 +15,7 @@
 #include "core/machine/cgroup.h"
 #include "ops/base/dynamic_library.h"
 
-// Programs that are linked with a module have it.
+// Programs that are linked with a module have this function.
 extern "C" __attribute__((weak, visibility("hidden"))) const sirtaki::mpi::Api* sirtaki_mpi_api();
 
 namespace sirtaki::mpi {
@@ -27,7 +28,7 @@ using core::MpiFamily;
 using core::Status;
 using core::StatusCode;
 
-// The file of this library, or of the program if it has the library within.
+// The folder of this library, or of the program if it has the library within.
 fs::path OwnFolder() {
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&OpenMpi), &info) == 0 || info.dli_fname == nullptr) {
@@ -67,62 +68,112 @@ std::vector<fs::path> FoldersOfLaunchers() {
 
 struct Found {
   const MpiFamily* family = nullptr;
-  ops::DynamicLibrary library;
+  std::string path;
   std::string why;
+  // The ranks of this job have it, for all that is known: there is no going on without it.
+  bool is_certain = false;
 };
 
-// Opens a library of the family for whom `search` says where.
-bool TryOpen(const MpiFamily& family, bool loaded, const std::vector<fs::path>& folders,
-             bool by_linker, Found* found) {
+// MPI tells which it is before it is initialised. Null: of no family that is known.
+const MpiFamily* FamilyOf(int (*get_library_version)(char*, int*), const std::string& path,
+                          std::string* text) {
+  std::array<char, 16384> buffer{};  // more than any of them writes
+  int length = 0;
+  if (get_library_version(buffer.data(), &length) == 0) *text = buffer.data();
+  *text = text->substr(0, text->find_first_of(",\n"));
+  core::MpiChoice choice = core::MpiChoice::kNone;
+  if (fs::path(path).filename().string().starts_with("libmpi_abi")) {
+    choice = core::MpiChoice::kAbi;
+  } else if (text->find("Open MPI") != std::string::npos) {
+    choice = core::MpiChoice::kOpenMpi;
+  } else {
+    for (const char* word : {"MPICH", "Intel(R) MPI", "MVAPICH"}) {
+      if (text->find(word) != std::string::npos) choice = core::MpiChoice::kMpich;
+    }
+  }
+  for (const MpiFamily& family : MpiFamilies()) {
+    if (family.choice == choice) return &family;
+  }
+  return nullptr;
+}
+
+// Finds the MPI that is in the process. One that was loaded for a library alone (a module of Python)
+// is known by its name, and from then on there for all. No family: there is none.
+Status FindLoaded(Found* found) {
+  using Function = int (*)(char*, int*);
+  auto ask = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, "MPI_Get_library_version"));
+  for (const char* prefix : {"libmpi.so", "libmpich.so", "libmpi_abi.so", "libmpi-"}) {
+    ops::DynamicLibrary library;
+    if (ask == nullptr && ops::IsLoaded(prefix) &&
+        ops::DynamicLibrary::Open({.prefix = prefix, .folders = {}, .names = {}, .is_global = true},
+                                  &library)
+            .ok()) {
+      library.Take("MPI_Get_library_version", &ask);
+    }
+  }
+  if (ask == nullptr) return Status::Ok();
+  Dl_info info{};
+  found->path = dladdr(reinterpret_cast<const void*>(ask), &info) != 0 ? info.dli_fname : "MPI";
+  std::string text;
+  found->family = FamilyOf(ask, found->path, &text);
+  found->why = found->path + ", which the program has";
+  found->is_certain = true;
+  if (found->family != nullptr) return Status::Ok();
+  return {StatusCode::kBackend, "the program has an MPI of no family that Sirtaki knows: " + text +
+                                    " (" + found->path + ")"};
+}
+
+// Opens a library of the family that lies in one of the folders, or that the dynamic linker finds.
+bool TryOpen(const MpiFamily& family, const std::vector<fs::path>& folders, bool by_linker,
+             Found* found) {
   for (const std::string& name : family.libraries) {
-    if (loaded && !ops::IsLoaded(name)) continue;
     ops::LibrarySearch search{.prefix = name, .folders = folders, .names = {}, .is_global = true};
     if (by_linker) search.names.push_back(name);
-    if (!ops::DynamicLibrary::Open(search, &found->library).ok()) continue;
+    ops::DynamicLibrary library;
+    if (!ops::DynamicLibrary::Open(search, &library).ok()) continue;
     found->family = &family;
+    found->path = library.path();
     return true;
   }
   return false;
 }
 
-// Those whose launcher seems to have started this process come first.
-std::vector<const MpiFamily*> InOrder(const core::EnvironmentView& variables) {
-  std::vector<const MpiFamily*> order;
-  for (const MpiFamily& family : MpiFamilies()) order.push_back(&family);
-  std::stable_partition(order.begin(), order.end(), [&](const MpiFamily* family) {
-    return std::any_of(family->variables.begin(), family->variables.end(),
-                       [&](const std::string& name) { return variables.Find(name).has_value(); });
-  });
-  return order;
-}
-
 Status Find(core::MpiChoice choice, const core::EnvironmentView& variables, Found* found) {
+  if (Status status = FindLoaded(found); !status.ok()) return status;
   const bool any = choice == core::MpiChoice::kAuto;
-  for (const MpiFamily& family : MpiFamilies()) {
-    if (!TryOpen(family, /*loaded=*/true, {}, /*by_linker=*/false, found)) continue;
-    found->why = found->library.path() + ", which the program has";
-    if (any || choice == family.choice) return Status::Ok();
+  if (found->family != nullptr) {
+    if (any || choice == found->family->choice) return Status::Ok();
     return {StatusCode::kInvalidArgument,
-            "the option mpi_family is for another MPI than the program has, " + family.label +
-                " (" + found->library.path() + "): leave the option out"};
+            "the option mpi_family is for another MPI than the program has, " +
+                found->family->label + " (" + found->path + "): leave the option out"};
   }
-  if (choice == core::MpiChoice::kNone)
-    return {StatusCode::kUnsupported, "the option mpi_family is none"};
-  const std::vector<fs::path> launchers = FoldersOfLaunchers();
-  std::vector<const MpiFamily*> order = InOrder(variables);
-  if (!any) std::erase_if(order, [&](const MpiFamily* family) { return family->choice != choice; });
-  for (const MpiFamily* family : order) {
-    if (!TryOpen(*family, /*loaded=*/false, launchers, /*by_linker=*/false, found)) continue;
-    found->why = found->library.path() + ", beside what has launched this process";
-    return Status::Ok();
+  std::vector<const MpiFamily*> launched;  // as the variables say,
+  std::vector<const MpiFamily*> others;
+  for (const MpiFamily& family : MpiFamilies()) {
+    if (!any && family.choice != choice) continue;
+    const bool is_launched =
+        std::any_of(family.variables.begin(), family.variables.end(),
+                    [&](const std::string& name) { return variables.Find(name).has_value(); });
+    (is_launched ? launched : others).push_back(&family);
   }
+  const std::vector<fs::path> folders = FoldersOfLaunchers();
   std::string looked;
-  for (const MpiFamily* family : order) {
-    if (TryOpen(*family, /*loaded=*/false, {}, /*by_linker=*/true, found)) {
-      found->why = found->library.path() + ", which the dynamic linker finds";
-      return Status::Ok();
+  for (const auto* const families : {&launched, &others}) {
+    for (const bool by_linker : {false, true}) {
+      for (const MpiFamily* const family : *families) {
+        if (TryOpen(*family, by_linker ? std::vector<fs::path>() : folders, by_linker, found)) {
+          found->why = found->path + (by_linker ? ", which the dynamic linker finds"
+                                                : ", beside what has launched this process");
+          found->is_certain = !by_linker || families == &launched;
+          return Status::Ok();
+        }
+        if (by_linker) {
+          for (const std::string& name : family->libraries) {
+            looked += (looked.empty() ? "" : ", ") + name;
+          }
+        }
+      }
     }
-    for (const std::string& name : family->libraries) looked += (looked.empty() ? "" : ", ") + name;
   }
   return {StatusCode::kUnsupported, "no MPI was found: the dynamic linker knows none of " + looked +
                                         ", and none lies beside what has launched this process"};
@@ -131,6 +182,7 @@ Status Find(core::MpiChoice choice, const core::EnvironmentView& variables, Foun
 struct Opened {
   std::mutex mutex;
   std::atomic<const Api*> api{nullptr};
+  core::MpiChoice family = core::MpiChoice::kAuto;  // auto: it is linked
   std::string why;
 };
 
@@ -139,25 +191,42 @@ Opened& TheOpened() {
   return opened;
 }
 
+// Where it is not certain that the ranks have this MPI the error is kUnsupported, as if there were
+// none.
 Status LoadModule(const Found& found, const Api** api) {
+  const StatusCode code = found.is_certain ? StatusCode::kBackend : StatusCode::kUnsupported;
   const fs::path file = ModuleOf(*found.family);
   std::error_code error;
   if (!fs::exists(file, error)) {
     std::string there;
     for (const std::string& name : FamiliesOfModules()) there += (there.empty() ? "" : ", ") + name;
     if (there.empty()) there = "none at all";
-    return {StatusCode::kUnsupported, "this Sirtaki has no module for " + found.family->label +
-                                          " (" + found.why + "): " + file.string() +
-                                          " is not there. It has " + there};
+    return {code, "this Sirtaki has no module for " + found.family->label + " (" + found.why +
+                      "): " + file.string() + " is not there. It has " + there};
   }
   ops::DynamicLibrary module;
   Status status = ops::DynamicLibrary::Open(
       {.prefix = file.filename().string(), .folders = {}, .names = {file.string()}}, &module);
-  if (!status.ok()) return status;
+  if (!status.ok()) return {code, status.message()};
   decltype(&sirtaki_mpi_api) function = nullptr;
   const Api* made = module.Take("sirtaki_mpi_api", &function) ? function() : nullptr;
-  if (made == nullptr || made->version != Api::kVersion) {
-    return {StatusCode::kUnsupported, file.string() + " belongs to another version of Sirtaki"};
+  if (made == nullptr || made->version != Api::kVersion || made->bytes != sizeof(Api)) {
+    return {code, file.string() + " belongs to another version of Sirtaki"};
+  }
+  // Two MPIs may be in the process: the module has the functions of the one that came first.
+  std::string text;
+  Dl_info info{};
+  const bool is_known = dladdr(reinterpret_cast<const void*>(made->Initialized), &info) != 0;
+  const std::string path = is_known ? info.dli_fname : "";
+  static const Api* asked = nullptr;
+  asked = made;
+  const auto ask = [](char* into, int* length) {
+    *length = 0;
+    return asked->GetLibraryVersion(into, 4096);
+  };
+  if (FamilyOf(ask, path, &text) != found.family) {
+    return {StatusCode::kBackend, "two MPIs are in the process: " + found.why + ", and " + text +
+                                      " (" + path + "): link the program with one"};
   }
   *api = made;
   return Status::Ok();
@@ -168,7 +237,17 @@ Status LoadModule(const Found& found, const Api** api) {
 Status OpenMpi(core::MpiChoice choice, const core::EnvironmentView& variables) {
   Opened& opened = TheOpened();
   const std::lock_guard<std::mutex> lock(opened.mutex);
-  if (opened.api != nullptr) return Status::Ok();
+  if (choice == core::MpiChoice::kNone) {
+    return {StatusCode::kUnsupported, "the option mpi_family is none"};
+  }
+  if (opened.api != nullptr) {
+    const bool fits = choice == core::MpiChoice::kAuto || choice == opened.family ||
+                      opened.family == core::MpiChoice::kAuto;
+    if (fits) return Status::Ok();
+    return {StatusCode::kInvalidArgument,
+            "the option mpi_family is for another MPI than this process has opened, " + opened.why +
+                ": leave the option out"};
+  }
   if (sirtaki_mpi_api != nullptr) {
     opened.api = sirtaki_mpi_api();
     return Status::Ok();
@@ -180,6 +259,7 @@ Status OpenMpi(core::MpiChoice choice, const core::EnvironmentView& variables) {
   status = LoadModule(found, &api);
   if (!status.ok()) return status;
   opened.why = found.why;
+  opened.family = found.family->choice;
   opened.api = api;
   return Status::Ok();
 }

@@ -14,8 +14,11 @@
 namespace sirtaki::mpi {
 
 // Opens it, once; a later call that succeeds finds the same. `variables`: those of launchers. Errors:
-//   kUnsupported      there is no MPI, or no module for it, or `choice` is kNone
+//   kUnsupported      there is no MPI, or `choice` is kNone; or there is one that the dynamic linker
+//                     finds, but no module for it
 //   kInvalidArgument  the program has another MPI than `choice`
+//   kBackend          the program or its launcher has one for which there is no module, or there are
+//                     two
 core::Status OpenMpi(core::MpiChoice choice, const core::EnvironmentView& variables);
 
 // Precondition: OpenMpi has succeeded.

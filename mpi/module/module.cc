@@ -2,6 +2,7 @@
 // uses nothing of the library. Its MPI is in the process before it is loaded, or linked with it.
 #include <mpi.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstring>
 #include <type_traits>
@@ -150,9 +151,14 @@ int RunAtFinalize(MPI_Comm, int, void* attribute, void*) {
 }
 
 int AtFinalize(void (*function)(void*), void* value, int* key) {
-  const int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, RunAtFinalize, key, nullptr);
+  int code = MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, RunAtFinalize, key, nullptr);
   if (code != MPI_SUCCESS) return code;
-  return MPI_Comm_set_attr(MPI_COMM_SELF, *key, new FinalizeHook{function, value});
+  auto* const hook = new FinalizeHook{function, value};
+  code = MPI_Comm_set_attr(MPI_COMM_SELF, *key, hook);
+  if (code == MPI_SUCCESS) return code;
+  delete hook;
+  MPI_Comm_free_keyval(key);
+  return code;
 }
 
 int CancelAtFinalize(int key) {
@@ -186,6 +192,7 @@ int CommIsCongruent(Comm a, Comm b, bool* is) {
 
 // The communicator is written when the request completes, in its place: a handle of 32 bits is the
 // lower half there.
+static_assert(std::is_pointer_v<MPI_Comm> || std::endian::native == std::endian::little);
 int CommIdup(Comm comm, Comm* made, Request* request) {
   made->bits = 0;
   return ThroughRequest(request, [&](MPI_Request* mpi) {
@@ -303,6 +310,7 @@ int IallgathervBytes(const char* mine, int bytes, char* all, const int* counts,
 extern "C" __attribute__((visibility("default"))) const sirtaki::mpi::Api* sirtaki_mpi_api() {
   static const Api api = {
       .version = Api::kVersion,
+      .bytes = sizeof(Api),
       .family = SIRTAKI_MPI_FAMILY,
       .GetLibraryVersion = GetLibraryVersion,
       .ErrorString = ErrorString,

@@ -106,13 +106,14 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
   const OptimizerShards* const shards = what_.counts->shards.get();
   if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook) {
     part.work->kept = shards->PartToKeep(what_.parameter, memory.result, &memory.shard);
-    if (!part.cuts) return;
-    if (!part.work->kept) {
+    if (part.cuts && !part.work->kept) {
       throw std::invalid_argument(
           "its parameter has another shape or lies in memory in another order than when it was cut "
           "into shards: choose the memory format before the optimizer is made");
     }
-    part.work->kept->cuts = part.cuts;
+    if (part.cuts) part.work->kept->cuts = part.cuts;
+  } else if (part.cuts) {
+    throw std::invalid_argument("its parameter is on another device than when its bucket was made");
   }
 }
 
