@@ -3,6 +3,7 @@
 # to be there; whole, to the bit. The run goes on from it, and its next save leaves no files of the one that was lost.
 # shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
+[ -x "$bindir/lose_in_a_save" ] || { echo 'SKIPPED: built without LibTorch' >&2; exit 77; }
 survive=$(flag_to_survive)
 program=lose_in_a_save
 launch=("$bindir/$program")

@@ -5,6 +5,7 @@
 #   SIRTAKI_TEST_SEED    the seed that a failing test printed
 # shellcheck source=tests/faults/faults.sh
 . "$(dirname "$0")/faults.sh"
+[ -x "$bindir/lose_in_a_step" ] || { echo 'SKIPPED: built without LibTorch' >&2; exit 77; }
 survive=$(flag_to_survive)
 program=lose_in_a_step
 launch=("$bindir/$program")
