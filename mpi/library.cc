@@ -9,6 +9,7 @@
 #include <charconv>
 #include <filesystem>
 #include <mutex>
+#include <string>
 #include <string_view>
 
 #include "core/config/mpi_families.h"
@@ -74,22 +75,31 @@ struct Found {
   bool is_certain = false;
 };
 
-// MPI tells which it is before it is initialised. Null: of no family that is known.
-const MpiFamily* FamilyOf(int (*get_library_version)(char*, int*), const std::string& path,
-                          std::string* text) {
-  std::array<char, 16384> buffer{};  // more than any of them writes
-  int length = 0;
-  if (get_library_version(buffer.data(), &length) == 0) *text = buffer.data();
-  *text = text->substr(0, text->find_first_of(",\n"));
+// The first words of what MPI says of itself, which it does before it is initialised, too.
+template <typename Ask>
+std::string NameOf(const Ask& get_library_version) {
+  std::array<char, 16384> text{};  // more than any of them writes
+  if (get_library_version(text.data()) != 0) return "";
+  const std::string_view all = text.data();
+  return std::string(all.substr(0, all.find_first_of(",\n")));
+}
+
+// The path of the file that a function is in; empty: that is not known.
+std::string FileOf(const void* function) {
+  Dl_info info{};
+  return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
+// The family of an MPI of this name, whose library lies there; null: none that is known.
+const MpiFamily* FamilyOf(const std::string& name, const std::string& path) {
+  const auto has = [&name](const char* word) { return name.find(word) != std::string::npos; };
   core::MpiChoice choice = core::MpiChoice::kNone;
   if (fs::path(path).filename().string().starts_with("libmpi_abi")) {
     choice = core::MpiChoice::kAbi;
-  } else if (text->find("Open MPI") != std::string::npos) {
+  } else if (has("Open MPI")) {
     choice = core::MpiChoice::kOpenMpi;
-  } else {
-    for (const char* word : {"MPICH", "Intel(R) MPI", "MVAPICH"}) {
-      if (text->find(word) != std::string::npos) choice = core::MpiChoice::kMpich;
-    }
+  } else if (has("MPICH") || has("Intel(R) MPI") || has("MVAPICH")) {
+    choice = core::MpiChoice::kMpich;
   }
   for (const MpiFamily& family : MpiFamilies()) {
     if (family.choice == choice) return &family;
@@ -112,14 +122,14 @@ Status FindLoaded(Found* found) {
     }
   }
   if (ask == nullptr) return Status::Ok();
-  Dl_info info{};
-  found->path = dladdr(reinterpret_cast<const void*>(ask), &info) != 0 ? info.dli_fname : "MPI";
-  std::string text;
-  found->family = FamilyOf(ask, found->path, &text);
+  found->path = FileOf(reinterpret_cast<const void*>(ask));
+  int length = 0;
+  const std::string name = NameOf([&](char* text) { return ask(text, &length); });
+  found->family = FamilyOf(name, found->path);
   found->why = found->path + ", which the program has";
   found->is_certain = true;
   if (found->family != nullptr) return Status::Ok();
-  return {StatusCode::kBackend, "the program has an MPI of no family that Sirtaki knows: " + text +
+  return {StatusCode::kBackend, "the program has an MPI of no family that Sirtaki knows: " + name +
                                     " (" + found->path + ")"};
 }
 
@@ -214,18 +224,11 @@ Status LoadModule(const Found& found, const Api** api) {
     return {code, file.string() + " belongs to another version of Sirtaki"};
   }
   // Two MPIs may be in the process: the module has the functions of the one that came first.
-  std::string text;
-  Dl_info info{};
-  const bool is_known = dladdr(reinterpret_cast<const void*>(made->Initialized), &info) != 0;
-  const std::string path = is_known ? info.dli_fname : "";
-  static const Api* asked = nullptr;
-  asked = made;
-  const auto ask = [](char* into, int* length) {
-    *length = 0;
-    return asked->GetLibraryVersion(into, 4096);
-  };
-  if (FamilyOf(ask, path, &text) != found.family) {
-    return {StatusCode::kBackend, "two MPIs are in the process: " + found.why + ", and " + text +
+  const std::string path = FileOf(reinterpret_cast<const void*>(made->Initialized));
+  const std::string name =
+      NameOf([made](char* text) { return made->GetLibraryVersion(text, 4096); });
+  if (FamilyOf(name, path) != found.family) {
+    return {StatusCode::kBackend, "two MPIs are in the process: " + found.why + ", and " + name +
                                       " (" + path + "): link the program with one"};
   }
   *api = made;
