@@ -26,7 +26,7 @@ function(sirtaki_add_mpi_module target kind family)
   target_compile_features(${target} PRIVATE cxx_std_20)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_include_directories(${target} SYSTEM PRIVATE ${ARGN})
-  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros} SIRTAKI_MPI_FAMILY="${family}")
+  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
   target_link_libraries(${target} PRIVATE sirtaki_flags)
   # Nothing is linked with a module: its MPI is in the process before it.
   set_target_properties(${target} PROPERTIES

@@ -38,7 +38,6 @@ struct Api {
   static constexpr std::uint32_t kVersion = 1;
   std::uint32_t version;
   std::uint32_t bytes;
-  const char* family;  // "openmpi"
 
   int (*GetLibraryVersion)(char* text, int bytes);
   int (*ErrorString)(int code, char* text, int bytes);

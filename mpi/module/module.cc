@@ -311,7 +311,6 @@ extern "C" __attribute__((visibility("default"))) const sirtaki::mpi::Api* sirta
   static const Api api = {
       .version = Api::kVersion,
       .bytes = sizeof(Api),
-      .family = SIRTAKI_MPI_FAMILY,
       .GetLibraryVersion = GetLibraryVersion,
       .ErrorString = ErrorString,
       .GetProcessorName = GetProcessorName,

@@ -12,6 +12,7 @@
 #include "ops/base/bytes.h"
 #include "ops/base/finished.h"
 #include "ops/base/keep_forever.h"
+#include "ops/base/kernels.h"
 #include "ops/base/set_numbers.h"
 #include "ops/groups/reduction_terms.h"
 

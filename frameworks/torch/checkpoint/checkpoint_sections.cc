@@ -21,7 +21,6 @@
 
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_generators.h"
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
@@ -321,28 +320,6 @@ void WriteSmallParts(const CheckpointParts& parts, const std::vector<at::Tensor>
   archive.write("generators", c10::IValue(states));
 }
 
-// Takes the optimizer's state away. What it returns gives that back, and the options.
-std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
-  struct Before {
-    std::remove_reference_t<decltype(optimizer.state())> state;
-    std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
-  };
-  auto before = std::make_shared<Before>();
-  for (const auto& group : optimizer.param_groups()) {
-    before->options.push_back(group.options().clone());
-  }
-  before->state.swap(optimizer.state());
-  GradientReducer* const reducer = ReducerOf(optimizer);
-  const bool sharded = ShardedOf(optimizer) != nullptr;
-  return [&optimizer, before, reducer, sharded] {
-    before->state.swap(optimizer.state());
-    if (reducer != nullptr) reducer->set_sharded_state(sharded);
-    for (std::size_t g = 0; g < before->options.size(); ++g) {
-      optimizer.param_groups()[g].set_options(std::move(before->options[g]));
-    }
-  };
-}
-
 }  // namespace
 
 void WriteParts(int ranks, const CheckpointParts& parts,
@@ -435,67 +412,6 @@ void LoadedParts::ReadOptimizers(InputArchive& archive) {
     } else {
       throw std::runtime_error("it has no optimizer " + Quoted(name));
     }
-  }
-}
-
-bool LoadedParts::CanReadOwnShards(const std::string& path) const {
-  for (std::size_t i = 0; i < keys_in_shards_.size(); ++i) {
-    const GradientReducer* const reducer = ReducerOf(*parts_.optimizers[i].part);
-    const bool is_sharded = reducer != nullptr && reducer->is_sharded();
-    if (!keys_in_shards_[i].empty() && !is_sharded) return false;
-  }
-  return std::all_of(shards_.begin(), shards_.end(), [&path](const std::string& name) {
-    return CheckpointReader::Open(Beside(path, name)) != nullptr;
-  });
-}
-
-void LoadedParts::ReadShards(const std::string& path, bool only_own) {
-  struct InShards {
-    std::string key;
-    torch::optim::Optimizer* optimizer;
-    std::unique_ptr<ShardsOfAllRanks> shards;
-  };
-  std::vector<InShards> in_shards;
-  for (std::size_t i = 0; i < keys_in_shards_.size(); ++i) {
-    if (keys_in_shards_[i].empty()) continue;
-    torch::optim::Optimizer& optimizer = *parts_.optimizers[i].part;
-    undo_.push_back(SetAside(optimizer));
-    InShards& one = in_shards.emplace_back(InShards{keys_in_shards_[i], &optimizer, nullptr});
-    if (only_own) {
-      GradientReducer* const reducer = ReducerOf(optimizer);
-      reducer->CutParameters(optimizer);
-      std::vector<OwnShard> mine;
-      for (const ShardOfParameter& shard : reducer->shards()) {
-        if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
-      }
-      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer, mine);
-    } else {
-      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer);
-    }
-  }
-  // One file after the other: together they are as large as the state.
-  for (const std::string& file : shards_) {
-    const auto reader = OpenShardFile(path, file);
-    InputArchive of_rank;
-    reader->LoadWithoutElements(&of_rank);
-    CheckSave(path, file, of_rank);
-    InputArchive optimizers = ReadNested(of_rank, "optimizers", "optimizers");
-    const auto read = [&reader](const at::Tensor& from, const at::Tensor& to) {
-      reader->ReadElements(from, to);
-    };
-    for (const auto& [key, optimizer, shards] : in_shards) {
-      InputArchive one;
-      if (!optimizers.try_read(key, one) || shards->Add(one, read)) continue;
-      InputArchive with_elements;
-      reader->Load(&with_elements);
-      InputArchive all = ReadNested(with_elements, "optimizers", "optimizers");
-      InputArchive again = ReadNested(all, key, "optimizer " + key);
-      shards->Add(again);
-    }
-  }
-  for (const auto& [key, optimizer, shards] : in_shards) {
-    shards->Finish();
-    if (only_own) ReducerOf(*optimizer)->set_sharded_state(true);
   }
 }
 

@@ -1,7 +1,10 @@
-// The files beside a checkpoint in which each rank saves the state of its shards. Of one rank;
-// nothing here is collective.
+// The files beside a checkpoint in which each rank saves the state of its shards, and how they are
+// read. Of one rank; nothing here is collective.
 #pragma once
 
+#include <torch/optim/optimizer.h>
+
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,5 +40,8 @@ class ShardFiles {
   const std::string save_;
   std::vector<std::string> names_;
 };
+
+// Takes the optimizer's state away. What it returns gives that back, and the options.
+std::function<void()> SetAside(torch::optim::Optimizer& optimizer);
 
 }  // namespace sirtaki::detail

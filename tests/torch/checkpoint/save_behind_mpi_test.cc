@@ -75,7 +75,7 @@ TEST_F(SaveBehindTest, ShutdownDoesNotWaitForADiskThatHangs) {
   ExpectStepsIn(file, sharded, 1);
 }
 
-// As the workers of a data loader are.
+// The workers of a data loader are such children.
 TEST_F(SaveBehindTest, AForkedChildLeavesTheSaveAlone) {
   const std::string file = File();
   for (const char* const held : {"run.pt.tmp", ".tmp"}) {
