@@ -10,6 +10,7 @@
 
 #include "core/base/environment.h"
 #include "core/base/status.h"
+#include "core/base/types.h"
 #include "core/machine/cgroup.h"
 #include "launch/hosts/launcher.h"
 #include "launch/options/options.h"
