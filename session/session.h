@@ -61,12 +61,18 @@ class SessionObservability;
 // saying which of the two it was.
 class Session {
  public:
-  // Joins the job of the launcher. Collective over the world, on the thread that calls init.
-  // Errors, the same on every rank where the medium allows: what any rank found wrong with its
-  // options, options that differ, and those of mpi::Environment::Start and
-  // mpi::Communicators::Make. Where there is no MPI: a job of one rank, or kUnsupported if a
-  // launcher has started several. kNotInitialized in a forked child whose parent had called it.
+  // Joins the job of the launcher, over the medium that the options choose. Collective over the
+  // world, on the thread that calls init. Errors, the same on every rank where the medium allows:
+  // what any rank found wrong with its options, options that differ, and those of the medium.
+  // kNotInitialized in a forked child whose parent had called it.
+  static core::Status CreateOfProcess(const StartOptions& options,
+                                      std::shared_ptr<Session>* session);
+
+  // The same over MPI: errors of mpi::Environment::Start and mpi::Communicators::Make. Where there is
+  // no MPI: a job of one rank, or kUnsupported if a launcher has started several.
   static core::Status CreateMpi(const StartOptions& options, std::shared_ptr<Session>* session);
+  // The same over TCP: errors of tcp::FindPlace and tcp::Meeting.
+  static core::Status CreateTcp(const StartOptions& options, std::shared_ptr<Session>* session);
 
   // The families of MPIs that there are modules for.
   static std::vector<std::string> MpiModules();

@@ -25,6 +25,7 @@ namespace sirtaki::core {
 enum class WaitMode : std::uint8_t { kAuto, kSpin, kYield };
 enum class SharedMemoryMode : std::uint8_t { kAuto, kOff, kRequired };
 enum class TransportMode : std::uint8_t { kAuto, kMpi };
+enum class MediumChoice : std::uint8_t { kAuto, kMpi, kTcp };
 enum class MpiChoice : std::uint8_t { kAuto, kOpenMpi, kMpich, kAbi, kNone };
 enum class HierarchyMode : std::uint8_t { kAuto, kOff, kOn };
 enum class AllocatorMode : std::uint8_t { kAuto, kOff, kOn };
@@ -59,6 +60,7 @@ struct Config {
   bool log_time = true;
   SharedMemoryMode shared_memory = SharedMemoryMode::kAuto;
   TransportMode transport = TransportMode::kAuto;
+  MediumChoice medium = MediumChoice::kAuto;
   MpiChoice mpi_family = MpiChoice::kAuto;
   HierarchyMode hierarchy = HierarchyMode::kAuto;
   AllocatorMode allocator = AllocatorMode::kAuto;

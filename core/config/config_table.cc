@@ -19,6 +19,7 @@ constexpr std::int64_t kDay = 24 * kHour;
 // The texts stand in the order of the enumerations of config.h.
 constexpr std::array<std::string_view, 3> kWaits = {"auto", "spin", "yield"};
 constexpr std::array<std::string_view, 3> kSharedMemories = {"auto", "off", "required"};
+constexpr std::array<std::string_view, 3> kMedia = {"auto", "mpi", "tcp"};
 constexpr std::array<std::string_view, 2> kTransports = {"auto", "mpi"};
 constexpr std::array<std::string_view, 5> kMpis = {"auto", "openmpi", "mpich", "abi", "none"};
 constexpr std::array<std::string_view, 3> kHierarchies = {"auto", "off", "on"};
@@ -180,8 +181,14 @@ std::vector<OptionSpec> MakeTable() {
           "never, required refuses to start where they cannot.")
           .OneOf(kSharedMemories).Agreed(),
       Option<&Config::transport>("transport", OptionKind::kChoice,
-          "How the ranks of a host negotiate: auto over shared memory where there is some, mpi over MPI.")
+          "How the ranks of a host negotiate: auto over shared memory where there is some, mpi as those of different "
+          "hosts do.")
           .OneOf(kTransports).Agreed(),
+      Option<&Config::medium>("medium", OptionKind::kChoice,
+          "What carries bytes between hosts: mpi; tcp, connections that the ranks make themselves, who find each "
+          "other by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and SIRTAKI_SECRET; auto takes MPI where MPI has "
+          "started the ranks or the program has initialised it, else TCP where these variables are set.")
+          .OneOf(kMedia),
       Option<&Config::mpi_family>("mpi_family", OptionKind::kChoice,
           "Which MPI is opened where the program has none: auto that of the launcher, else the first that the "
           "dynamic linker finds; openmpi, mpich (with Intel MPI and others) or abi (the standard ABI of MPI 5) one "
@@ -338,8 +345,9 @@ const OptionSpec* FindOption(std::string_view name) {
 bool IsForeignVariable(std::string_view name) {
   constexpr std::array<std::string_view, 4> kPrefixes = {"SIRTAKI_TEST_", "SIRTAKI_BOOTSTRAP_",
                                                          "SIRTAKI_BENCH_", "SIRTAKI_LAUNCH_"};
-  constexpr std::array<std::string_view, 5> kNames = {
-      "SIRTAKI_JOBS", "SIRTAKI_PYTHON", "SIRTAKI_CUDA", "SIRTAKI_UNITY", "SIRTAKI_MPIRUN_FLAGS"};
+  constexpr std::array<std::string_view, 8> kNames = {
+      "SIRTAKI_JOBS",   "SIRTAKI_PYTHON",      "SIRTAKI_CUDA", "SIRTAKI_UNITY",
+      "SIRTAKI_SECRET", "SIRTAKI_SECRET_FILE", "SIRTAKI_PORT", "SIRTAKI_MPIRUN_FLAGS"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(),
                      [&](std::string_view prefix) { return name.starts_with(prefix); }) ||
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();

@@ -1,7 +1,5 @@
 #include "launch/base/greeting.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -9,11 +7,15 @@
 #include <variant>
 #include <vector>
 
-#include "launch/base/hmac.h"
+#include "core/base/hmac.h"
 #include "launch/base/shell_text.h"
 
 namespace sirtaki::launch {
 
+using core::Hash;
+using core::HmacSha256;
+using core::IsSame;
+using core::RandomBytes;
 using core::Status;
 using core::StatusCode;
 
@@ -132,13 +134,6 @@ class Attempts {
   std::vector<std::unique_ptr<Attempt>> attempts_;
   std::vector<std::string> failures_;
 };
-
-// Empty if the system has none to give.
-std::string RandomBytes(std::size_t count) {
-  std::string bytes(count, '\0');
-  const ssize_t got = getrandom(bytes.data(), count, 0);
-  return got == static_cast<ssize_t>(count) ? bytes : "";
-}
 
 }  // namespace
 

@@ -28,6 +28,9 @@ struct Envelope {
   enum class Space : std::uint8_t { kCollectives, kMessages };
   Space space = Space::kCollectives;
   int tag = 0;
+  // It is short and waited for: a medium may keep it from waiting behind what is long. The same on
+  // both sides.
+  bool urgent = false;
 };
 
 // Thread-safe: lanes post at once, each with envelopes of its own.

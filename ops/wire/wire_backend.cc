@@ -166,7 +166,8 @@ WireBackend::Place WireBackend::Begin(Channel channel, std::int64_t runs) {
 
 Envelope WireBackend::Place::EnvelopeOf(std::int64_t run) const {
   const std::uint32_t number = first_run + (pipelined ? static_cast<std::uint32_t>(run) : 0);
-  return {Envelope::Space::kCollectives, first_tag + static_cast<int>(number % kTagsOfLane)};
+  return {Envelope::Space::kCollectives, first_tag + static_cast<int>(number % kTagsOfLane),
+          /*urgent=*/!pipelined};
 }
 
 std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t runs,

@@ -1,5 +1,6 @@
 // A medium is what a session stands on: the way its ranks start together, send messages and move
-// data. One for MPI (session_mpi.cc), one for threads of a process (inproc_world.cc).
+// data. One for MPI (session_mpi.cc), one for TCP (session_tcp.cc), one for threads of a process
+// (inproc_world.cc).
 #pragma once
 
 #include <functional>

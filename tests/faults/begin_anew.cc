@@ -38,7 +38,7 @@ Status Join(char** first, char** last, std::shared_ptr<Session>* session) {
   sirtaki::session::StartOptions options;
   options.parsed =
       sirtaki::core::ParseConfig({first, last}, options.environment, {}, &options.config, nullptr);
-  return Session::CreateMpi(options, session);
+  return Session::CreateOfProcess(options, session);
 }
 
 int Fail(const char* what, const Status& status) {

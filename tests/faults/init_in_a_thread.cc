@@ -9,7 +9,7 @@ int main() {
   int code = 1;
   std::thread([&code] {
     std::shared_ptr<sirtaki::session::Session> session;
-    const auto status = sirtaki::session::Session::CreateMpi({}, &session);
+    const auto status = sirtaki::session::Session::CreateOfProcess({}, &session);
     if (!status.ok()) {
       sirtaki::core::Log(sirtaki::core::LogLevel::kError, status.ToString());
       return;

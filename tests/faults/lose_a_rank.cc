@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
   options.parsed = sirtaki::core::ParseConfig(std::vector<std::string>(argv + 3, argv + argc),
                                               options.environment, {}, &options.config, nullptr);
   std::shared_ptr<Session> session;
-  if (const Status status = Session::CreateMpi(options, &session); !status.ok()) {
+  if (const Status status = Session::CreateOfProcess(options, &session); !status.ok()) {
     Say("init: " + status.ToString());
     return 2;
   }

@@ -387,7 +387,7 @@ int Run(int argc, char** argv) {
   Loss loss(argv[2], board);
   options.on_start = [&loss](const core::RunBatch& batch) { loss.NoteStart(batch); };
   std::shared_ptr<Session> session;
-  if (const Status status = Session::CreateMpi(options, &session); !status.ok()) {
+  if (const Status status = Session::CreateOfProcess(options, &session); !status.ok()) {
     Refuse("init: " + status.ToString());
   }
   const int rank = session->topology().rank;

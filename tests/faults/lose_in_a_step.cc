@@ -223,7 +223,7 @@ int Run(int argc, char** argv) {
                                      options.environment, {}, &options.config, nullptr);
   options.on_start = [&loss](const core::RunBatch& batch) { loss.NoteStart(batch); };
   std::shared_ptr<Session> session;
-  if (const core::Status status = Session::CreateMpi(options, &session); !status.ok()) {
+  if (const core::Status status = Session::CreateOfProcess(options, &session); !status.ok()) {
     Refuse("init: " + status.ToString());
   }
   session::SetDefaultSession(session);

@@ -15,15 +15,16 @@ MAY_INCLUDE = {
     "fusion": {"core", "fusion"},
     "ops": {"core", "fusion", "ops"},
     "mpi": {"core", "fusion", "ops", "mpi"},
-    "session": {"core", "fusion", "ops", "mpi", "session", "sirtaki"},
-    "frameworks": {"core", "fusion", "ops", "mpi", "session", "frameworks", "sirtaki"},
+    "tcp": {"core", "fusion", "ops", "tcp"},
+    "session": {"core", "fusion", "ops", "mpi", "tcp", "session", "sirtaki"},
+    "frameworks": {"core", "fusion", "ops", "mpi", "tcp", "session", "frameworks", "sirtaki"},
     "launch": {"core", "launch"},
 }
 # From the ground up; "" is the layer's own folder.
 FLOORS = {
     "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
     "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
-    "session": [["base"], ["inproc", "single"], [""], ["mpi"]],
+    "session": [["base"], ["inproc", "single"], [""], ["mpi", "tcp"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
                          ["checkpoint/tool"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
@@ -43,7 +44,7 @@ ROOMS = {
     "Python.h": (PYTHON,),
     "mpi.h": ("mpi/", PUBLIC + "sirtaki/mpi.h", "tests/", "benchmarks/"),
     "hwy": ("fusion/", "ops/", "tests/", "benchmarks/"),
-    "boost": ("launch/", "tests/"),
+    "boost": ("launch/", "tcp/", "tests/"),
     "yaml-cpp": ("launch/", "tests/"),
     "nlohmann": ("core/trace/", "launch/", "tests/"),
     "spdlog": ("core/base/log.cc",),

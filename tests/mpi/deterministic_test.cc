@@ -40,7 +40,7 @@ std::vector<float> Given(int rank, std::size_t tensor) {
 // The sums, submitted in an order of this rank's own.
 std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
   std::shared_ptr<Session> session;
-  Status status = Session::CreateMpi(tests::SessionOptions([&](core::Config& config) {
+  Status status = Session::CreateOfProcess(tests::SessionOptions([&](core::Config& config) {
                                        config.shared_memory = core::SharedMemoryMode::kOff;
                                        config.deterministic = deterministic;
                                      }),

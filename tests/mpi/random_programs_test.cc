@@ -69,7 +69,7 @@ std::string RunUnderMpi(std::uint64_t seed) {
   });
   options.on_start = [&](const core::RunBatch& batch) { started.Note(batch); };
   std::shared_ptr<session::Session> session;
-  const core::Status status = session::Session::CreateMpi(options, &session);
+  const core::Status status = session::Session::CreateOfProcess(options, &session);
   if (!status.ok()) return status.ToString();
   std::string text = RunRandomProgram(program, *session, seed);
   const core::Status end = session->Shutdown("the program is over");

@@ -36,7 +36,7 @@ constexpr std::int64_t kLong = 1500003;
 class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode> {
  protected:
   void SetUp() override {
-    const Status status = Session::CreateMpi(
+    const Status status = Session::CreateOfProcess(
         tests::SessionOptions([&](core::Config& config) { config.hierarchy = GetParam(); }),
         &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();

@@ -53,6 +53,7 @@ class InitOptions {
   InitOptions& log_level(std::string word) { return set("log_level", std::move(word)); }
   InitOptions& shared_memory(std::string word) { return set("shared_memory", std::move(word)); }
   InitOptions& transport(std::string word) { return set("transport", std::move(word)); }
+  InitOptions& medium(std::string word) { return set("medium", std::move(word)); }
   InitOptions& mpi_family(std::string word) { return set("mpi_family", std::move(word)); }
   InitOptions& hierarchy(std::string word) { return set("hierarchy", std::move(word)); }
   InitOptions& allocator(std::string word) { return set("allocator", std::move(word)); }

@@ -141,7 +141,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     return;
   }
   std::shared_ptr<session::Session> session;
-  detail::ThrowIfError(session::Session::CreateMpi(start, &session));
+  detail::ThrowIfError(session::Session::CreateOfProcess(start, &session));
   SetIntraOpThreads(*session, start.environment);
   TakeTensorsFromPool(*session);
   const auto state = std::make_shared<detail::SessionState>(session);

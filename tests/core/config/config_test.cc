@@ -63,6 +63,7 @@ TEST(ConfigTest, DefaultsAreThoseOfTheDocumentation) {
   EXPECT_EQ(config.intra_op_threads, 0);
   EXPECT_EQ(config.shared_memory, SharedMemoryMode::kAuto);
   EXPECT_EQ(config.transport, TransportMode::kAuto);
+  EXPECT_EQ(config.medium, MediumChoice::kAuto);
   EXPECT_EQ(config.mpi_family, MpiChoice::kAuto);
   EXPECT_EQ(config.hierarchy, HierarchyMode::kAuto);
   EXPECT_EQ(config.allocator, AllocatorMode::kAuto);
@@ -133,6 +134,8 @@ TEST(ConfigTest, EveryOptionCanBeGivenInEveryWay) {
        [](const Config& c) { return c.fusion_delay == 100us; }},
       {"--sirtaki-transport", "SIRTAKI_TRANSPORT", "transport", "mpi",
        [](const Config& c) { return c.transport == TransportMode::kMpi; }},
+      {"--sirtaki-medium", "SIRTAKI_MEDIUM", "medium", "tcp",
+       [](const Config& c) { return c.medium == MediumChoice::kTcp; }},
       {"--sirtaki-mpi-family", "SIRTAKI_MPI_FAMILY", "mpi_family", "mpich",
        [](const Config& c) { return c.mpi_family == MpiChoice::kMpich; }},
       {"--sirtaki-hierarchy", "SIRTAKI_HIERARCHY", "hierarchy", "on",

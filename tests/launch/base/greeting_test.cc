@@ -14,7 +14,7 @@
 #include <variant>
 #include <vector>
 
-#include "launch/base/hmac.h"
+#include "core/base/hmac.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -240,7 +240,7 @@ TEST(GreetingTest, WhatIsPassedOnFromAnotherAddressIsRefused) {
 TEST(GreetingTest, ARanksProofIsForTheAddressThatItHasDialled) {
   const auto proof_for = [](const std::string& address, const std::string& of_rank,
                             const std::string& of_launcher) {
-    const Hash hash = HmacSha256(kKey, "rank:" + address + of_rank + of_launcher);
+    const core::Hash hash = core::HmacSha256(kKey, "rank:" + address + of_rank + of_launcher);
     return ProofMessage{{hash.begin(), hash.end()}};
   };
   for (const std::string& dialled : {kHere, std::string("10.0.0.2:4711")}) {

@@ -50,6 +50,7 @@ TEST(InitOptionsTest, SettersSetTheOptionOfTheirName) {
                            .log_level("debug")
                            .shared_memory("required")
                            .transport("mpi")
+                           .medium("mpi")
                            .mpi_family("none")
                            .hierarchy("on")
                            .allocator("off")

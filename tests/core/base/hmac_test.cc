@@ -1,10 +1,10 @@
-#include "launch/base/hmac.h"
+#include "core/base/hmac.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
-namespace sirtaki::launch {
+namespace sirtaki::core {
 namespace {
 
 std::string Hexadecimal(const Hash& hash) {
@@ -70,4 +70,4 @@ TEST(HmacTest, ComparesWholeTexts) {
 }
 
 }  // namespace
-}  // namespace sirtaki::launch
+}  // namespace sirtaki::core

@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace sirtaki::launch {
+namespace sirtaki::core {
 
 inline constexpr std::size_t kHashBytes = 32;
 using Hash = std::array<std::uint8_t, kHashBytes>;
@@ -18,7 +18,10 @@ using Hash = std::array<std::uint8_t, kHashBytes>;
 Hash Sha256(std::string_view message);                            // FIPS 180-4
 Hash HmacSha256(std::string_view key, std::string_view message);  // RFC 2104
 
+// Fresh random bytes; empty if the system has none to give.
+std::string RandomBytes(std::size_t count);
+
 // Takes as long wherever the texts differ, so that nobody learns where.
 bool IsSame(std::string_view one, std::string_view other);
 
-}  // namespace sirtaki::launch
+}  // namespace sirtaki::core

@@ -1,9 +1,11 @@
-#include "launch/base/hmac.h"
+#include "core/base/hmac.h"
+
+#include <sys/random.h>
 
 #include <bit>
 #include <cstddef>
 
-namespace sirtaki::launch {
+namespace sirtaki::core {
 namespace {
 
 constexpr std::size_t kBlock = 64;
@@ -86,6 +88,12 @@ Hash HmacSha256(std::string_view key, std::string_view message) {
   return Sha256(outer.append(TextOf(hash)));
 }
 
+std::string RandomBytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  const ssize_t got = getrandom(bytes.data(), count, 0);
+  return got == static_cast<ssize_t>(count) ? bytes : "";
+}
+
 bool IsSame(std::string_view one, std::string_view other) {
   if (one.size() != other.size()) return false;
   unsigned differs = 0;
@@ -95,4 +103,4 @@ bool IsSame(std::string_view one, std::string_view other) {
   return differs == 0;
 }
 
-}  // namespace sirtaki::launch
+}  // namespace sirtaki::core

@@ -1,0 +1,158 @@
+// Sessions over TCP: the composition of tcp/.
+#include <unistd.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/log.h"
+#include "core/machine/cgroup.h"
+#include "ops/wire/verifying_port.h"
+#include "ops/wire/wire_backend.h"
+#include "session/base/host_group_setup.h"
+#include "session/base/medium.h"
+#include "session/base/process_pool.h"
+#include "session/session.h"
+#include "tcp/meeting.h"
+#include "tcp/place.h"
+#include "tcp/port.h"
+#include "tcp/transport.h"
+
+namespace sirtaki::session {
+
+using core::Status;
+using core::StatusCode;
+
+namespace {
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "localhost";
+}
+
+class TcpMedium final : public Medium {
+ public:
+  TcpMedium(const tcp::Place& place, std::unique_ptr<tcp::Meeting> meeting)
+      : place_(place), meeting_(std::move(meeting)) {
+    topology_.rank = place.rank;
+    topology_.size = place.size;
+  }
+
+  // Ranks share a host as those of MPI do: if they have the same name for it and run on the same
+  // kernel.
+  Status FindTopology(core::TimePoint deadline) {
+    const std::string kernel = core::ReadFile("/proc/sys/kernel/random/boot_id").value_or("");
+    std::vector<std::string> told;
+    Status status = meeting_->Exchange(HostName() + '\n' + kernel, deadline, &told);
+    if (!status.ok()) return status;
+    std::map<std::string, int> lowest;
+    std::vector<core::Place> places;
+    for (const std::string& line : told) {
+      const int rank = static_cast<int>(places.size());
+      places.push_back(
+          {line.substr(0, line.find('\n')), lowest.try_emplace(line, rank).first->second});
+    }
+    topology_ = core::BuildTopology(place_.rank, places);
+    return Status::Ok();
+  }
+
+  const Topology& topology() const override { return topology_; }
+  std::string description() const override {
+    const std::string shared = shared_ ? shared_->description() : "";
+    return "TCP, met at " + place_.address + ":" + std::to_string(place_.port) +
+           (shared.empty() ? "" : "; " + shared);
+  }
+
+  Status Exchange(const std::string& mine, core::TimePoint deadline,
+                  std::vector<std::string>* all) override {
+    return meeting_->Exchange(mine, deadline, all);
+  }
+
+  Status Connect(const ConnectOptions& options, core::TimePoint deadline) override {
+    std::vector<std::string> hosts;
+    for (const int host : topology_.host_of_rank) {
+      hosts.push_back(topology_.host_names[static_cast<std::size_t>(host)]);
+    }
+    std::vector<tcp::Lines> lines;
+    Status status = meeting_->Connect(hosts, deadline, &lines);
+    if (!status.ok()) return status;
+    ops::shm::LocalGroupOptions group;
+    group.rank = topology_.rank;
+    group.pool = PoolOfProcess(options.config, topology_.local_size);
+    status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
+    if (!status.ok()) return status;
+    std::vector<core::Descriptor> control;
+    std::vector<core::Descriptor> urgent;
+    std::vector<core::Descriptor> bulk;
+    for (tcp::Lines& one : lines) {
+      control.push_back(std::move(one.control));
+      urgent.push_back(std::move(one.urgent));
+      bulk.push_back(std::move(one.bulk));
+    }
+    transport_ = std::make_unique<tcp::Transport>(topology_.rank, std::move(control), hosts);
+    port_ = std::make_unique<tcp::Port>(topology_.rank, std::move(urgent), std::move(bulk), hosts);
+    ops::wire::WireOptions wire;
+    wire.host_of_rank = topology_.host_of_rank;
+    ops::wire::Port* port = port_.get();
+    if (options.config.verify_transfers) {
+      verifying_ = std::make_unique<ops::wire::VerifyingPort>(*port);
+      port = verifying_.get();
+    }
+    backend_ = std::make_unique<ops::wire::WireBackend>(*port, std::move(wire));
+    return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
+  }
+
+  core::Transport& transport() override { return shared_->transport(); }
+  ops::Backends& backend() override { return shared_->backend(); }
+  Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
+              const std::function<Status()>& patience, std::string* all) override {
+    all->assign(1, mine);
+    if (backend_ == nullptr || members.Count() < 2) return Status::Ok();
+    return backend_->Meet(set, members, mine, patience, all);
+  }
+  Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
+  void NoteFault() override {}
+  void NoteOrderlyEnd() override {
+    if (transport_) transport_->SayFarewell();
+  }
+  Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }
+
+ private:
+  // The parts are in the order in which they are made; the last ends first.
+  const tcp::Place place_;
+  const std::unique_ptr<tcp::Meeting> meeting_;
+  Topology topology_;
+  std::unique_ptr<tcp::Transport> transport_;
+  std::unique_ptr<tcp::Port> port_;
+  std::unique_ptr<ops::wire::VerifyingPort> verifying_;
+  std::unique_ptr<ops::wire::WireBackend> backend_;
+  std::unique_ptr<HostGroup> shared_;
+};
+
+}  // namespace
+
+Status Session::CreateTcp(const StartOptions& options, std::shared_ptr<Session>* session) {
+  if (Status status = CheckFork(); !status.ok()) return status;
+  core::LogSettings log{options.config.log_level, options.config.log_time, {}};
+  core::ConfigureLog(log);
+  if (options.communicator) {
+    return {
+        StatusCode::kUnsupported,
+        "init() was given a communicator, but the option medium is tcp: without MPI there is none"};
+  }
+  tcp::Place place;
+  if (Status status = tcp::FindPlace(options.environment, &place); !status.ok()) return status;
+  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
+  std::unique_ptr<tcp::Meeting> meeting;
+  if (Status status = tcp::Meeting::Begin(place, deadline, &meeting); !status.ok()) return status;
+  auto medium = std::make_unique<TcpMedium>(place, std::move(meeting));
+  if (Status status = medium->FindTopology(deadline); !status.ok()) return status;
+  log.identity = {medium->topology().rank, medium->topology().host};
+  core::ConfigureLog(log);
+  return Create(std::move(medium), options, /*is_process=*/true, session);
+}
+
+}  // namespace sirtaki::session

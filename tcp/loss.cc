@@ -1,0 +1,18 @@
+#include "tcp/loss.h"
+
+#include <system_error>
+
+namespace sirtaki::tcp {
+
+void Loss::Note(int rank, const std::string& host, int error) {
+  if (noted()) return;
+  counts_at_ = core::Clock::now() + kGrace;
+  const std::string why = error == 0 ? "was closed: its process has ended"
+                                     : "failed: " + std::system_category().message(error);
+  status_ = {
+      core::StatusCode::kPeerLost,
+      "rank " + std::to_string(rank) + " on host " + host + " is lost: its connection " + why,
+      {rank, host, {}}};
+}
+
+}  // namespace sirtaki::tcp
