@@ -2,9 +2,10 @@
 # mpirun.sh RANKS PROGRAM [ARGUMENT...]: runs a program on RANKS processes of this machine under whichever MPI is here
 # (Open MPI 4 and 5, MPICH), also as root and with more ranks than cores. Ends the ranks after SIRTAKI_TEST_SECONDS
 # (280): a killed mpirun would leave them behind, one that is told to stop takes them along.
-# MPIEXEC names the mpirun to use; SIRTAKI_MPIRUN_FLAGS are given to it as they are.
+# MPIEXEC names the mpirun to use; SIRTAKI_MPIRUN_FLAGS are given to it as they are. SIRTAKI_TEST_MEDIUM=tcp: the ranks that it
+# starts join their job over TCP.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n 2,5p "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n 2,6p "$0" >&2; exit 2; }
 ranks=$1
 shift
 mpirun=${MPIEXEC:-mpirun}
@@ -23,6 +24,13 @@ case $version in
   *HYDRA* | *MPICH*) flags+=(-bind-to none) ;;
   *) printf 'mpirun.sh: %s is no MPI known here; trying it with -np alone\n' "$mpirun" >&2 ;;
 esac
+over=()
+if [ "${SIRTAKI_TEST_MEDIUM:-mpi}" = tcp ]; then
+  over=(bash "$(dirname "${BASH_SOURCE[0]}")/tcp_rank.sh")
+  export MASTER_ADDR=127.0.0.1 SIRTAKI_SECRET=0123456789abcdef
+  MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  export MASTER_PORT
+fi
 export SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-280}   # the ranks say what hangs a little earlier
 # shellcheck disable=SC2086  # flags are words
-exec timeout -k 5 "$SIRTAKI_TEST_SECONDS" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
+exec timeout -k 5 "$SIRTAKI_TEST_SECONDS" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "${over[@]}" "$@" </dev/null

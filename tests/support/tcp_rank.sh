@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# tcp_rank.sh PROGRAM [ARGUMENT...]: a rank that mpirun has started joins its job over TCP, at MASTER_ADDR and MASTER_PORT.
+set -euo pipefail
+export RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:?no rank of an MPI}}}
+export WORLD_SIZE=${OMPI_COMM_WORLD_SIZE:-${PMI_SIZE:?no number of ranks}}
+export SIRTAKI_MEDIUM=tcp
+exec "$@"
