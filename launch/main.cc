@@ -25,6 +25,7 @@
 #include "launch/checks/host_report.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job.h"
+#include "launch/job/own_launcher.h"
 #include "launch/job/rank_process.h"
 #include "launch/options/options.h"
 #include "launch/plan/find_launcher.h"
@@ -184,6 +185,9 @@ int Main(const std::vector<std::string>& args, const char* called) {
   if (args.size() > 2 && args[0] == kRankFlag && args[1] == "--") {
     return RunAsRank({args.begin() + 2, args.end()});
   }
+  if (args.size() > 1 && args[0] == kLauncherFlag)
+    return RunAsLauncher({args.begin() + 1, args.end()});
+  if (args.size() > 1 && args[0] == kDaemonFlag) return RunAsDaemon({args.begin() + 1, args.end()});
   if (args.size() == 4 && args[0] == kHostFlag) {
     const auto report = LookAtHost(args[1], args[2], args[3], core::EnvironmentView::OfProcess());
     return Print(ReportText(report));
@@ -216,6 +220,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
     status =
         FindLauncher(input.options.launcher, input.environment, FactsOfBuild(), &input.launcher);
   }
+  if (input.launcher.path.empty()) input.launcher.path = input.self;
   if (!status.ok()) return Complain(status);
 
   // ssh would go on without it.

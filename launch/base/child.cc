@@ -37,11 +37,12 @@ bool Open(Pipe* out) {
 // Become runs in the child and does not return. What goes wrong is told through `errors`.
 [[noreturn]] void Become(const Command& command, pid_t parent, const Pipe& output,
                          const Pipe& error, int errors) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (!command.outlives) prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it has died already
   if (file_limit) setrlimit(RLIMIT_NOFILE, &*file_limit);
   signal(SIGPIPE, SIG_DFL);  // handlers go by themselves, what is ignored does not
   if (command.own_group) setpgid(0, 0);
+  if (command.input != STDIN_FILENO) dup2(command.input, STDIN_FILENO);
   dup2(output[1].get(), STDOUT_FILENO);
   dup2(error[1].get(), STDERR_FILENO);
   for (const std::string& name : command.unset) unsetenv(name.c_str());

@@ -29,13 +29,16 @@ struct Command {
   std::vector<std::pair<std::string, std::string>> set;  // variables, over those of this process
   std::vector<std::string> unset;
   bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
+  bool outlives = false;   // this process, if that dies
+  int input = 0;           // the descriptor that is its standard input
 };
 
 class Child {
  public:
   // `readable` is called once for a stream that was asked for, when there is something to be read.
   Child(Loop* loop, const std::function<void(Stream)>& readable);
-  // Finds the program on PATH. It is killed when this process dies. kBackend: it cannot be started,
+  // Finds the program on PATH. It is killed when this process dies, if the
+  // command does not say otherwise. kBackend: it cannot be started,
   // with errno in `*error`.
   core::Status Start(const Command& command, int* error);
 

@@ -19,6 +19,7 @@ constexpr std::size_t kHead = 4;
 constexpr std::size_t kMaxText = 4096;
 
 constexpr int kMaxPort = 65535;
+constexpr int kMaxSignal = 64;
 
 // Reads or writes the fields of a message, in their order.
 struct Fields {
@@ -73,6 +74,7 @@ struct Fields {
   }
   void operator()(ProofMessage& proof) const { Text("proof", proof.proof); }
   void operator()(WelcomeMessage& /*welcome*/) const {}
+  void operator()(SignalMessage& signal) const { Number("signal", signal.signal, kMaxSignal); }
 };
 
 // An empty message of the kind, which is the place of its type in RankMessage.

@@ -13,6 +13,7 @@
 //            | 9 challenge proof                       answer of sirtakirun
 //            | 10 proof                                of the rank
 //            | 11                                      welcome: it knows the key
+//            | 12 signal                               for the rank's program
 #pragma once
 
 #include <array>
@@ -103,9 +104,14 @@ struct WelcomeMessage {
   bool operator==(const WelcomeMessage&) const = default;
 };
 
+struct SignalMessage {
+  int signal = 0;
+  bool operator==(const SignalMessage&) const = default;
+};
+
 using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
                                  WrittenMessage, InitMessage, FaultMessage, ChallengeMessage,
-                                 AnswerMessage, ProofMessage, WelcomeMessage>;
+                                 AnswerMessage, ProofMessage, WelcomeMessage, SignalMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

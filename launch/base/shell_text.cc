@@ -95,4 +95,9 @@ std::string ShellQuoted(std::string_view word) {
   return quoted + "'";
 }
 
+std::string ShellLine(std::vector<std::string> words) {
+  for (std::string& word : words) word = ShellQuoted(word);
+  return Joined(words, " ");
+}
+
 }  // namespace sirtaki::launch

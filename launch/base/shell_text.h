@@ -35,5 +35,7 @@ std::optional<Integer> NumberFrom(std::string_view text, Integer min, Integer ma
 std::optional<std::vector<std::string>> ShellWords(std::string_view text);
 // The word is quoted where it must be for a shell to read it back.
 std::string ShellQuoted(std::string_view word);
+// The words as one line, each quoted where it must be.
+std::string ShellLine(std::vector<std::string> words);
 
 }  // namespace sirtaki::launch

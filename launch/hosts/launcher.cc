@@ -7,7 +7,8 @@
 namespace sirtaki::launch {
 
 std::string_view LauncherName(LauncherKind kind) {
-  static constexpr std::string_view kNames[] = {"Open MPI", "Open MPI", "MPICH", "Slurm"};
+  static constexpr std::string_view kNames[] = {"Open MPI", "Open MPI", "MPICH", "Slurm",
+                                                "sirtakirun"};
   return core::NameIn(kNames, kind);
 }
 
@@ -17,10 +18,11 @@ std::string Launcher::ToString() const { return ShortName() + " (" + path + ")";
 
 std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text) {
   // "mpirun (Open MPI) 4.1.4", "mpirun (OpenRTE) 4.1.4"; HYDRA's "Version:   4.0.2" on a line of
-  // its own; "slurm-wlm 22.05.8", "slurm 23.11.1".
+  // its own; "slurm-wlm 22.05.8", "slurm 23.11.1"; "sirtakirun 0.1.0".
   static const std::regex open_mpi(R"(\((?:Open MPI|OpenRTE)\) (\d+)(\.[0-9.]+)?)");
   static const std::regex hydra(R"(HYDRA[^\n]*\n\s*Version:\s*([0-9.]+))");
   static const std::regex slurm(R"(^slurm(?:-wlm)? ([0-9.]+))");
+  static const std::regex own(R"(^sirtakirun ([0-9.]+))");
   const std::string text(version_text);
   std::smatch match;
   if (std::regex_search(text, match, open_mpi)) {
@@ -34,6 +36,9 @@ std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_vie
   }
   if (std::regex_search(text, match, slurm)) {
     return Launcher{LauncherKind::kSrun, std::string(path), match[1].str()};
+  }
+  if (std::regex_search(text, match, own)) {
+    return Launcher{LauncherKind::kOwn, std::string(path), match[1].str()};
   }
   return std::nullopt;
 }

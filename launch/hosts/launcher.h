@@ -8,13 +8,15 @@
 
 namespace sirtaki::launch {
 
-enum class LauncherKind : std::uint8_t { kOpenMpi4, kOpenMpi5, kMpich, kSrun };
-std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Slurm"
+// kOwn: sirtakirun starts the ranks itself, and no MPI is needed.
+enum class LauncherKind : std::uint8_t { kOpenMpi4, kOpenMpi5, kMpich, kSrun, kOwn };
+std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Slurm", "sirtakirun"
 
 struct Launcher {
   LauncherKind kind{};
   std::string path;
   std::string version;            // "4.1.4"
+  std::string why;                // it was taken; empty: no reason needs to be told
   std::string ShortName() const;  // "Open MPI 4.1.4"
   std::string ToString() const;   // "Open MPI 4.1.4 (/usr/bin/mpirun)"
 };

@@ -217,7 +217,7 @@ std::string FailureText(const Failure& failure) {
   // An error that nobody has caught says it already.
   const bool is_said = failure.text.find(failure.fault) != std::string::npos;
   if (!failure.fault.empty() && !is_said) text = "sirtakirun: first fault: " + failure.fault + "\n";
-  text += "sirtakirun: " + failure.text + "\n";
+  if (!failure.text.empty()) text += "sirtakirun: " + failure.text + "\n";
   // A failure that follows from a fault that is told has nothing to add.
   if (failure.last_lines.empty() || (failure.follows && !failure.fault.empty())) return text;
   text += "sirtakirun: its last lines on standard error:\n";

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "launch/job/job_output.h"
 #include "launch/job/job_ranks.h"
 #include "launch/job/leftovers.h"
+#include "launch/job/own_launcher.h"
 #include "launch/plan/routes.h"
 
 namespace sirtaki::launch {
@@ -39,6 +41,8 @@ constexpr std::size_t kAddressesOfRank = 4;
 constexpr std::size_t kOtherFiles = 32;  // that this process has open
 // Bytes that are kept of what the launcher prints about the end of a run.
 constexpr std::size_t kMostHeld = std::size_t{64} * 1024;
+// Where our own launcher has failed, ranks that are lost may be known only after it.
+constexpr core::Duration kMissedFirst = std::chrono::seconds(1);
 
 std::size_t MostGreeters(std::size_t ranks) {
   const std::size_t taken = ranks + kOtherFiles;
@@ -115,9 +119,24 @@ class Job {
       failure = JudgeKilledLauncher(launcher, *launcher_end_);
     }
     const bool told = failure.has_value();
-    if (!told) failure = JudgeLauncher(ranks_, course_.begun(), launcher, *launcher_end_);
+    if (!told) failure = JudgeEndOfLauncher();
     verdict_.Conclude();
-    return failure && (failure->follows ? !failure->fault.empty() : told);
+    if (!failure || failure->text.empty()) return false;
+    return failure->follows ? !failure->fault.empty() : told;
+  }
+
+  // The text is empty if the launcher has said why itself.
+  std::optional<Failure> JudgeEndOfLauncher() const {
+    auto failure = JudgeLauncher(ranks_, course_.begun(), plan_.command.front(), *launcher_end_);
+    if (failure && OwnLauncherFailed() && launcher_end_->value == kSaidWhy) {
+      failure = Failure{1, "", {}};
+    }
+    return failure;
+  }
+
+  bool OwnLauncherFailed() const {
+    return plan_.own && launcher_end_ && launcher_end_->kind == EndKind::kExited &&
+           launcher_end_->value != 0;
   }
 
   // Listens, and tells the ranks where.
@@ -167,6 +186,9 @@ class Job {
         return verdict_.Take(JudgeInit(ranks_, hosts, start_timeout_), false);
       case Due::kStop:
         AdoptOrphans();
+        if (OwnLauncherFailed() && !verdict_.failure) {  // what ranks say from here on follows
+          if (auto failure = JudgeEndOfLauncher()) verdict_.Take(std::move(*failure), false);
+        }
         for (int rank = 0; rank < plan_.placement.ranks; ++rank) Send(rank, StopMessage{});
         return;
       case Due::kTerminate:  // one that is told to end while it ends ranks may crash
@@ -187,12 +209,18 @@ class Job {
 
   void TakeSignal(int signal) {
     if (signal == SIGCHLD) return CheckLauncher();
-    if (signal == SIGUSR1 || signal == SIGUSR2) {  // the launcher takes it to all hosts
-      if (course_.begun()) launcher_.Signal(signal);
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      if (course_.begun()) PassOn(signal);
       return;
     }
     verdict_.Take({128 + signal, "ended by " + SignalName(signal), {}}, course_.stopped());
     if (course_.TakeSignal(Clock::now())) KillLauncher();
+  }
+
+  // An MPI's launcher takes it to all hosts.
+  void PassOn(int signal) {
+    if (!plan_.own) return launcher_.Signal(signal);
+    for (int rank = 0; rank < plan_.placement.ranks; ++rank) Send(rank, SignalMessage{signal});
   }
 
   void CheckLauncher() {
@@ -204,7 +232,10 @@ class Job {
     }
     output_.FinishLauncher();
     const bool may_restart = options_.max_restarts > 0 && !course_.signalled();
-    course_.NoteLauncherEnd(may_restart, Clock::now());
+    course_.NoteLauncherEnd(may_restart || OwnLauncherFailed(), Clock::now());
+    if (!OwnLauncherFailed()) return;
+    // A rank whose host is gone has a moment to be missed first: it tells more.
+    course_.Fail(Clock::now(), course_.begun() ? kMissedFirst : core::Duration(0));
   }
 
   // False if there is nothing. What it prints about the end of a rank is held back: the ranks have
@@ -334,7 +365,10 @@ class Job {
 
   // A rank has failed; what comes later follows from that.
   void Fail(Failure failure) {
+    // Our own launcher does not end ranks; what is no consequence needs no other to be waited for.
+    const bool at_once = plan_.own && !failure.follows;
     verdict_.Take(std::move(failure), course_.stopped());
+    if (at_once) return course_.Fail(Clock::now(), core::Duration(0));
     course_.Fail(Clock::now());
   }
 

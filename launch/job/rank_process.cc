@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "launch/base/child.h"
 #include "launch/base/descriptor.h"
 #include "launch/base/greeting.h"
+#include "launch/base/hmac.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
@@ -68,6 +70,7 @@ class RankProcess {
     const bool badly = stopped_ || ExitCode() != 0;
     if (badly) RemoveLeftovers();
     if (!heard_) EndDaemon();
+    if (IsStartedBySirtakirun(env_)) return heard_ ? 0 : 1;
     return ExitCode();
   }
 
@@ -142,6 +145,11 @@ class RankProcess {
       WaitForReader();
       unwritten_ -= std::min(unwritten_, written->bytes);
     }
+    if (const auto* signal = std::get_if<SignalMessage>(&message)) {
+      // What ends a program is not passed on so.
+      const bool is_users = signal->signal == SIGUSR1 || signal->signal == SIGUSR2;
+      if (is_users && child_.running()) SignalAll(signal->signal);
+    }
     if (std::holds_alternative<StopMessage>(message)) Stop();
     return true;
   }
@@ -153,6 +161,8 @@ class RankProcess {
                     TorchrunVariables(place_, go.master_address, go.master_port, env_),
                     {std::string(kAddressVariable), std::string(kKeyVariable),
                      std::string(kNetworkVariable), std::string(kFolderVariable)}};
+    command.unset.insert(command.unset.end(), kPlaceVariables.begin(), kPlaceVariables.end());
+    AddMedium(&command);
     AddInterfaces(&command);
     EnterFolder();
     std::string notices;
@@ -164,6 +174,19 @@ class RankProcess {
     const Status status = child_.Start(command, &error);
     if (status.ok()) return;
     Finish({EndKind::kNotStarted, error, status.message(), false});
+  }
+
+  // The secret shows who has this run's key, and does not tell it.
+  void AddMedium(Command* command) const {
+    const auto set = [&](std::string_view name, const std::string& value) {
+      if (!env_.Find(name)) command->set.emplace_back(name, value);
+    };
+    if (IsStartedBySirtakirun(env_)) set(kMediumVariable, "tcp");
+    std::string secret;
+    for (const std::uint8_t byte : HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
+      for (const int shift : {4, 0}) secret += "0123456789abcdef"[(byte >> shift) & 0xF];
+    }
+    set(kSecretVariable, secret);
   }
 
   // Launchers go to the folder of sirtakirun, or home where there is none, without a word. Only

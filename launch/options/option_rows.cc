@@ -75,12 +75,14 @@ Status SetInterfaces(const Given& given, LaunchOptions* out) {
 }
 
 Status SetLauncher(const Given& given, LaunchOptions* out) {
-  constexpr std::array<std::string_view, 4> kWords = {"auto", "openmpi", "mpich", "srun"};
+  constexpr std::array<std::string_view, 6> kWords = {"auto",  "mpi",  "openmpi",
+                                                      "mpich", "srun", "sirtakirun"};
   const bool is_word = std::find(kWords.begin(), kWords.end(), given.value) != kWords.end();
   if (!is_word && given.value.find('/') == std::string::npos) {
-    return WrongFlag(given, Quoted(given.value) +
-                                " is not known; give auto, openmpi, mpich, srun or the path of an "
-                                "mpirun");
+    return WrongFlag(given,
+                     Quoted(given.value) +
+                         " is not known; give auto, mpi, openmpi, mpich, srun, sirtakirun or "
+                         "the path of an mpirun");
   }
   out->launcher = given.value;
   return Status::Ok();
@@ -113,10 +115,15 @@ OptionGroup StartOptions() {
   return {
       "How ranks are started",
       {{"launcher", 0, "WORD",
-        "What starts the ranks: auto, openmpi, mpich, srun, or the path of an mpirun. auto takes "
-        "the mpirun on PATH if it is of Sirtaki's MPI, else that MPI's own, else, in a job of "
-        "Slurm, srun.",
+        "What starts the ranks: auto, mpi, openmpi, mpich, srun, sirtakirun, or the path of an "
+        "mpirun. mpi takes the mpirun on PATH if it is of Sirtaki's MPI, else that MPI's own, "
+        "else, in a job of Slurm, srun. auto does so too, and where there is none it takes "
+        "sirtakirun, which starts the ranks itself.",
         SetLauncher},
+       Switch("no-mpi", 0,
+              "Start the ranks without an MPI, as --launcher sirtakirun does: here as children, on "
+              "other hosts by ssh. They talk over TCP.",
+              &O::no_mpi),
        Arguments("mpi-args", R"(More arguments for the launcher, as in "--mca pml ob1".)",
                  &O::mpi_args),
        Arguments("binding-args",
@@ -185,12 +192,13 @@ std::string_view Spelling(std::string_view name) {
     std::string_view other;
     std::string_view name;
   };
-  constexpr std::array<Alias, 7> kAliases = {{{"num-proc", "np"},
+  constexpr std::array<Alias, 8> kAliases = {{{"num-proc", "np"},
                                               {"host", "hosts"},
                                               {"network-interface", "network-interfaces"},
                                               {"nics", "network-interfaces"},
                                               {"prefix-output-with-timestamp", "prefix-timestamp"},
                                               {"x", "export"},
+                                              {"gloo", "no-mpi"},
                                               {"cb", "check-build"}}};
   for (const Alias& alias : kAliases) {
     if (alias.other == name) return alias.name;

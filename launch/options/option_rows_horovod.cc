@@ -48,13 +48,14 @@ OptionGroup HorovodOptions() {
   const std::string one_thread = "one thread at a time calls MPI in any case";
   const std::string no_cycle = "nothing is polled in cycles here";
   const std::string own_tuner = "the autotuner here has no such setting";
-  const std::string only_mpi = "ranks are started over MPI, and talk over it";
   const std::string no_elastic = "the number of ranks cannot change during a run";
   OptionGroup group = {
       "Horovod's names for these options",
       {Ignored("mpi-threads-disable", "", one_thread),
        Ignored("no-mpi-threads-disable", "", one_thread),
-       Ignored("mpi", "", only_mpi),
+       Switch("mpi", 0,
+              "Start the ranks by an MPI's launcher, as --launcher mpi does; --gloo is --no-mpi.",
+              &LaunchOptions::mpi),
        Ignored("cycle-time-ms", "MS", no_cycle),
        Ignored("hierarchical-allgather", "", "gathering chooses its algorithm itself"),
        Ignored("no-hierarchical-allgather", "", "gathering chooses its algorithm itself"),
@@ -67,7 +68,6 @@ OptionGroup HorovodOptions() {
        Ignored("gloo-timeout-seconds", "S", "gloo is not used"),
        Ignored("timeline-mark-cycles", "", no_cycle),
        Ignored("no-timeline-mark-cycles", "", no_cycle),
-       Refused("gloo", "", only_mpi),
        Refused("jsrun", "", "jsrun is not known; --launcher takes openmpi, mpich, srun or a path"),
        Refused("tcp", "", "choose MPI's transports by --mpi-args"),
        Refused("min-np", "N", no_elastic),

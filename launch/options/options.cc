@@ -141,6 +141,10 @@ void ForgetOverruled(const std::vector<Given>& from_flags, LaunchOptions* option
     if (given.name == "hostfile") options->hosts.clear();
     if (given.name == "include") options->exclude.clear();
     if (given.name == "exclude") options->include.clear();
+    const bool chooses = given.name == "launcher" || given.name == "no-mpi" || given.name == "mpi";
+    if (!chooses) continue;
+    options->launcher = LaunchOptions().launcher;
+    options->no_mpi = options->mpi = false;
   }
 }
 
@@ -157,8 +161,9 @@ Status RefuseTwice(const std::vector<Given>& from_flags) {
   return Status::Ok();
 }
 
-// Refuses what cannot stand together, once all is known.
-Status Check(const LaunchOptions& options) {
+// Refuses what cannot stand together, once all is known. `*options` has one launcher then.
+Status Check(LaunchOptions* given) {
+  const LaunchOptions& options = *given;
   const auto both = [](const std::string& one, const std::string& other) {
     return Status(StatusCode::kInvalidArgument,
                   one + " and " + other + " cannot be given together");
@@ -169,6 +174,16 @@ Status Check(const LaunchOptions& options) {
   if (!options.include.empty() && !options.exclude.empty()) {
     return both(options.Called("include"), options.Called("exclude"));
   }
+  const std::string own = "sirtakirun";
+  const bool is_auto = options.launcher == "auto";
+  if (options.no_mpi && options.mpi) return both(options.Called("no-mpi"), options.Called("mpi"));
+  if ((options.no_mpi && !is_auto && options.launcher != own) ||
+      (options.mpi && options.launcher == own)) {
+    return both(options.Called(options.mpi ? "mpi" : "no-mpi"),
+                options.Called("launcher") + " " + options.launcher);
+  }
+  if (options.no_mpi) given->launcher = own;
+  if (options.mpi && is_auto) given->launcher = "mpi";
   return Status::Ok();
 }
 
@@ -203,7 +218,7 @@ Status ParseOptions(const std::vector<std::string>& args, const core::FileReader
     ForgetOverruled(from_flags, &options);
     status = Apply(from_flags, &options);
   }
-  if (status.ok()) status = Check(options);
+  if (status.ok()) status = Check(&options);
   if (status.ok()) status = RunAsHorovod(&options);
   if (status.ok()) *out = std::move(options);
   return status;

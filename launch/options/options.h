@@ -19,7 +19,10 @@ struct LaunchOptions {
   std::string exclude;
   bool oversubscribe = false;
 
-  std::string launcher = "auto";  // auto, openmpi, mpich, srun, or a program's path
+  // auto, mpi, openmpi, mpich, srun, sirtakirun, or a program's path; --no-mpi and --mpi are in it.
+  std::string launcher = "auto";
+  bool no_mpi = false;
+  bool mpi = false;
   std::vector<std::string> mpi_args;
   std::vector<std::string> binding_args;  // none: no binding
 

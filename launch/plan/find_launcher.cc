@@ -64,7 +64,9 @@ bool IsOf(const Launcher& launcher, const BuildFacts& build) {
 std::string Cure(const std::string& wanted) {
   if (wanted == "mpich") return "; Debian's mpich has an mpiexec";
   if (wanted == "srun") return "; srun is for jobs of Slurm";
-  return wanted == "auto" || wanted == "openmpi" ? "; Debian's openmpi-bin has an mpirun" : "";
+  const std::string debian = "; Debian's openmpi-bin has an mpirun";
+  if (wanted == "auto") return debian + ", and --no-mpi starts the ranks without an MPI";
+  return wanted == "mpi" || wanted == "openmpi" ? debian : "";
 }
 
 }  // namespace
@@ -85,11 +87,17 @@ std::optional<Launcher> AskLauncher(const std::string& path) {
 
 Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
                     const BuildFacts& build, Launcher* out) {
+  const std::string version(build.version);
+  if (wanted == "sirtakirun") {
+    *out = {LauncherKind::kOwn, "", version, "as asked for"};
+    return Status::Ok();
+  }
   const auto is_path = [](const std::string& name) { return name.find('/') != std::string::npos; };
   const Wish wish = WishOf(wanted, env.Find("SLURM_JOB_ID").has_value(), build);
-  const bool prefers = wanted == "auto" && !build.mpiexec.empty();
+  const bool prefers = (wanted == "auto" || wanted == "mpi") && !build.mpiexec.empty();
   std::optional<Launcher> other;  // the first one of another MPI
   std::vector<std::string> tried;
+  bool some = false;  // of what was tried is there
   for (const std::string& name :
        is_path(wanted) ? std::vector<std::string>{wanted} : wish.programs) {
     const std::string path = is_path(name) ? name : FindOnPath(name, env);
@@ -97,6 +105,11 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
       tried.push_back(name + ": not on PATH");
       continue;
     }
+    if (is_path(name) && name != wanted && access(name.c_str(), F_OK) != 0) {
+      tried.push_back(name + ": is not there");
+      continue;
+    }
+    some = true;
     std::string why;
     const auto text = VersionText(path, &why);
     const auto launcher = RecognizeLauncher(path, text.value_or(""));
@@ -117,6 +130,12 @@ Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
   }
   if (other) {
     *out = *other;
+    return Status::Ok();
+  }
+  // One that does not work is an error: ranks would not talk as they did when it worked.
+  if (wanted == "auto" && !some) {
+    *out = {LauncherKind::kOwn, "", version,
+            "as no launcher of an MPI was found (" + Joined(tried, "; ") + ")"};
     return Status::Ok();
   }
   return {StatusCode::kUnsupported, "--launcher " + wanted +

@@ -11,9 +11,10 @@
 
 namespace sirtaki::launch {
 
-// `wanted` as --launcher has it: auto, openmpi, mpich, srun, or a path. Asks what is found for its
-// version, 10 s at most each. auto prefers that of the MPI of the `build`: another one's cannot
-// start its ranks. kUnsupported if there is none of that kind: says what was tried, and what to
+// `wanted` as --launcher has it: auto, mpi, openmpi, mpich, srun, sirtakirun, or a path. Asks what is
+// found for its version, 10 s at most each. auto and mpi prefer that of the MPI of the `build`:
+// another one's cannot start its ranks. auto takes sirtakirun, without a path, where none is there
+// at all. kUnsupported if there is none of that kind: says what was tried, and what to
 // install.
 core::Status FindLauncher(const std::string& wanted, const core::EnvironmentView& env,
                           const BuildFacts& build, Launcher* out);

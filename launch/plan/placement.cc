@@ -1,6 +1,7 @@
 #include "launch/plan/placement.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "core/base/text.h"
@@ -93,6 +94,22 @@ const Host* HostOfRank(const Placement& placement, int rank) {
     rank -= host.slots;
   }
   return nullptr;
+}
+
+std::vector<int> RanksOfHosts(const Placement& placement) {
+  const std::int64_t slots = SlotsOf(placement.hosts);
+  std::vector<int> counts;
+  std::int64_t before = 0;  // slots
+  int given = 0;
+  for (const Host& host : placement.hosts) {
+    before += host.slots;
+    const std::int64_t up_to = placement.oversubscribed
+                                   ? (before * placement.ranks + slots - 1) / slots
+                                   : std::min<std::int64_t>(before, placement.ranks);
+    counts.push_back(static_cast<int>(up_to) - given);
+    given = static_cast<int>(up_to);
+  }
+  return counts;
 }
 
 Status Place(const LaunchOptions& options, const core::EnvironmentView& env,

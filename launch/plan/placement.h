@@ -45,6 +45,10 @@ core::Status Place(const LaunchOptions& options, const core::EnvironmentView& en
 // there are more ranks than slots.
 const Host* HostOfRank(const Placement& placement, int rank);
 
+// How many ranks each host of the list gets. Hosts are filled one after the other; where there are
+// more ranks than slots, each gets its share of them.
+std::vector<int> RanksOfHosts(const Placement& placement);
+
 // "localhost", an address of the loopback or of one of its interfaces, or the machine's name with
 // or without its own domain.
 bool IsThisMachine(std::string_view host, const ThisMachine& machine);

@@ -116,7 +116,7 @@ std::string OtherThanSsh(const PlanInput& input) {
 void ChooseChecks(const PlanWriter& writer, Plan* plan) {
   if (!writer.UsesSsh()) return;
   const PlanInput& input = writer.input();
-  std::string why_not = OtherThanSsh(input);
+  std::string why_not = plan->own ? "" : OtherThanSsh(input);
   if (!input.options.check_hosts) why_not = "--check-hosts=false";
   if (!why_not.empty()) {
     plan->reasons.push_back({"no host is asked before the start", why_not});
@@ -249,14 +249,16 @@ Status MakePlan(const PlanInput& input, Plan* out) {
   Plan plan;
   status = Place(input.options, input.environment, input.read, input.machine, input.gone,
                  &plan.placement);
-  if (status.ok() && !plan.placement.local) status = CheckSshWords(input.options);
+  plan.own = input.launcher.kind == LauncherKind::kOwn;
+  if (status.ok() && !plan.placement.local && !plan.own) status = CheckSshWords(input.options);
   if (status.ok()) status = CheckAllocation(input, plan.placement);
   if (!status.ok()) return status;
   if (input.launcher.kind == LauncherKind::kOpenMpi4) PutThisMachineFirst(input, &plan);
   PlanWriter writer(input, ChooseNetworks(input, plan.placement), &plan);
   plan.interfaces = writer.networks().interfaces;
   plan.network = writer.networks().text;
-  writer.Add({input.launcher.path}, input.launcher.ToString());
+  const std::string& why = input.launcher.why;
+  writer.Add({input.launcher.path}, input.launcher.ToString() + (why.empty() ? "" : ", " + why));
   AddEnvironment(&writer);
   switch (input.launcher.kind) {
     case LauncherKind::kOpenMpi4:
@@ -271,10 +273,13 @@ Status MakePlan(const PlanInput& input, Plan* out) {
     case LauncherKind::kSrun:
       status = AddSrun(&writer);
       break;
+    case LauncherKind::kOwn:
+      status = AddOwn(&writer);
+      break;
   }
   if (!status.ok()) return status;
-  if (const std::string& why = writer.networks().why_not; !why.empty()) {
-    plan.reasons.push_back({"no network is chosen for MPI", why});
+  if (const std::string& why_not = writer.networks().why_not; !why_not.empty()) {
+    plan.reasons.push_back({"no network is chosen for MPI", why_not});
   }
   writer.Add(input.options.mpi_args, "--mpi-args");
   writer.Add({input.self, std::string(kRankFlag), "--"},

@@ -26,8 +26,14 @@ inline constexpr std::string_view kKeyVariable = "SIRTAKI_LAUNCH_KEY";
 inline constexpr std::string_view kNetworkVariable = "SIRTAKI_LAUNCH_NETWORK";
 // The folder that sirtakirun was started in.
 inline constexpr std::string_view kFolderVariable = "SIRTAKI_LAUNCH_FOLDER";
+// What the ranks' programs are given unless they have it: over what they talk, and a secret that all
+// ranks of a run share and nobody else.
+inline constexpr std::string_view kMediumVariable = "SIRTAKI_MEDIUM";
+inline constexpr std::string_view kSecretVariable = "SIRTAKI_SECRET";
 // sirtakirun as it stands around a rank's program.
 inline constexpr std::string_view kRankFlag = "--as-rank";
+// sirtakirun as it starts the ranks where no MPI does.
+inline constexpr std::string_view kLauncherFlag = "--as-launcher";
 
 struct PlanInput {
   LaunchOptions options;
@@ -52,6 +58,8 @@ struct Reason {
 struct Plan {
   Placement placement;
   std::vector<std::string> command;
+  bool own =
+      false;  // sirtakirun starts the ranks itself: the command is it as kLauncherFlag has it
   // Set for the launcher, over its own environment.
   std::vector<std::pair<std::string, std::string>> environment;
   std::set<std::string> secret;  // variables whose values PlanText does not print: those of -x

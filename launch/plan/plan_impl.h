@@ -51,7 +51,9 @@ class PlanWriter {
   // behind a link that goes down, it is to end by itself.
   std::string SshWord() const;
   // Whether ssh reaches the hosts, and not what a batch system has for that.
-  bool UsesSsh() const { return !placement().local && placement().system == BatchSystem::kNone; }
+  bool UsesSsh() const {
+    return !placement().local && (plan_.own || placement().system == BatchSystem::kNone);
+  }
   // More ranks than cores of this machine, where it is known.
   bool CoresAreShared() const;
 
@@ -66,5 +68,6 @@ void AddOpenMpi4(PlanWriter* writer);
 void AddOpenMpi5(PlanWriter* writer);
 void AddMpich(PlanWriter* writer);
 core::Status AddSrun(PlanWriter* writer);
+core::Status AddOwn(PlanWriter* writer);
 
 }  // namespace sirtaki::launch

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/base/shell_text.h"
@@ -189,6 +191,53 @@ core::Status AddSrun(PlanWriter* writer) {
   writer->Add({"--kill-on-bad-exit=1"}, "a rank's death ends the others");
   writer->Add({"--input=0"}, "rank 0 reads the input, as under mpirun");
   writer->Add({"--export=ALL"}, "the ranks have this environment");
+  return core::Status::Ok();
+}
+
+// What is for an MPI's launcher would be lost.
+core::Status CheckForOwn(const PlanWriter& writer) {
+  const LaunchOptions& options = writer.options();
+  const std::string& why = writer.input().launcher.why;
+  const auto refuse = [&](const char* flag, const std::string& more) {
+    return core::Status(core::StatusCode::kInvalidArgument,
+                        options.Called(flag) +
+                            " is for an MPI's launcher, and sirtakirun starts the ranks itself" +
+                            (why.empty() ? "" : ", " + why) + ": leave it out" + more);
+  };
+  if (!options.mpi_args.empty()) return refuse("mpi-args", "");
+  if (!options.binding_args.empty()) {
+    return refuse("binding-args", ", or bind them by a program before yours, as numactl");
+  }
+  return core::Status::Ok();
+}
+
+core::Status AddOwn(PlanWriter* writer) {
+  if (core::Status status = CheckForOwn(*writer); !status.ok()) return status;
+  const LaunchOptions& options = writer->options();
+  const Placement& placement = writer->placement();
+  HostList hosts = placement.hosts;
+  std::vector<std::string> here;
+  const std::vector<int> counts = RanksOfHosts(placement);
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    hosts[i].slots = counts[i];
+    if (IsThisMachine(hosts[i].name, writer->input().machine)) here.push_back(hosts[i].name);
+  }
+  const std::string ranks =
+      std::to_string(placement.ranks) + (placement.ranks == 1 ? " rank, " : " ranks, ");
+  writer->Add({std::string(kLauncherFlag), "-H", HostsText(hosts)},
+              ranks + placement.ranks_from + "; " + placement.from + "; " + kInOrder +
+                  (placement.oversubscribed ? "; --oversubscribe" : ""));
+  if (!here.empty())
+    writer->Add({"--here", Joined(here, ",")}, "this machine, where no ssh is needed");
+  if (placement.local) return core::Status::Ok();
+  const auto seconds =
+      std::chrono::ceil<std::chrono::seconds>(writer->input().start_timeout).count();
+  writer->Add({"--ssh-timeout", std::to_string(seconds)}, "--start-timeout");
+  const std::vector<std::string> ssh = SshArguments(options);
+  if (ssh.size() > 2) {  // it is told in any case that nobody answers it
+    writer->Add({"--ssh-args", ShellLine({ssh.begin() + 2, ssh.end()})}, "for ssh");
+  }
+  writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
   return core::Status::Ok();
 }
 

@@ -115,13 +115,15 @@ Networks ChooseNetworks(const PlanInput& input, const Placement& placement) {
   if (!input.route) return networks;
   std::vector<std::string> bridges;
   const std::string why_not = Follow(input, placement, &networks, &bridges);
-  const std::string elsewhere = ChosenElsewhere(input);
+  const bool own = input.launcher.kind == LauncherKind::kOwn;
+  const std::string elsewhere = own ? "" : ChosenElsewhere(input);
   if (why_not.empty()) {
     networks.text = networks.subnet + " by " + Joined(networks.interfaces, ", ");
   } else {
     networks.subnet.clear();
     networks.avoided = AvoidedByNccl(bridges);
-    networks.text = "left to MPI and NCCL, as " + why_not;
+    networks.text =
+        std::string("left to ") + (own ? "Sirtaki" : "MPI") + " and NCCL, as " + why_not;
   }
   if (!elsewhere.empty()) {
     networks.why_not = elsewhere + " does";

@@ -17,20 +17,22 @@ namespace {
 
 // How one launcher calls them.
 struct Names {
-  const char* rank;
-  const char* size;
-  const char* local_rank;
-  const char* local_size;
+  std::string_view rank;
+  std::string_view size;
+  std::string_view local_rank;
+  std::string_view local_size;
 };
 
-// Open MPI's first: its daemons are themselves tasks of Slurm there.
-constexpr std::array<Names, 3> kNames = {
-    {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+// sirtakirun's first: nobody else sets them, while all others may be left from a run around this
+// one. Then Open MPI's: its daemons are themselves tasks of Slurm there.
+constexpr std::array<Names, 4> kNames = {
+    {{kPlaceVariables[0], kPlaceVariables[1], kPlaceVariables[2], kPlaceVariables[3]},
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
       "OMPI_COMM_WORLD_LOCAL_SIZE"},
      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
      {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}}};
 
-Status Read(const core::EnvironmentView& env, const char* name, int min, int max, int* out) {
+Status Read(const core::EnvironmentView& env, std::string_view name, int min, int max, int* out) {
   const std::string text = env.Find(name).value_or("");
   const auto number = NumberFrom<int>(text, min, max);
   if (!number) {
@@ -43,7 +45,7 @@ Status Read(const core::EnvironmentView& env, const char* name, int min, int max
 }
 
 // "2(x2),1" and this node's number.
-Status ReadTasksOfNode(const core::EnvironmentView& env, const char* name, int* out) {
+Status ReadTasksOfNode(const core::EnvironmentView& env, std::string_view name, int* out) {
   std::vector<int> counts;
   Status status = ExpandCounts(env.Find(name).value_or(""), name, &counts);
   int node = 0;
@@ -55,6 +57,20 @@ Status ReadTasksOfNode(const core::EnvironmentView& env, const char* name, int* 
 }
 
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> PlaceVariables(const RankPlace& place) {
+  const std::array<int, kPlaceVariables.size()> values = {place.rank, place.size, place.local_rank,
+                                                          place.local_size};
+  std::vector<std::pair<std::string, std::string>> variables;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    variables.emplace_back(kPlaceVariables[i], std::to_string(values[i]));
+  }
+  return variables;
+}
+
+bool IsStartedBySirtakirun(const core::EnvironmentView& env) {
+  return env.Find(kPlaceVariables[0]).has_value();
+}
 
 Status FindRank(const core::EnvironmentView& env, RankPlace* out) {
   for (const Names& names : kNames) {

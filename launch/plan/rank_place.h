@@ -1,7 +1,9 @@
 // Which rank a process is, by what the launchers set. Pure.
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,8 +20,16 @@ struct RankPlace {
   bool operator==(const RankPlace&) const = default;
 };
 
-// The rank is found in the variables of Open MPI, MPICH or Slurm. kInvalidArgument: there are none,
-// or they make no sense: names the variable.
+// The variables by which sirtakirun tells ranks that it starts itself which they are: rank, size,
+// local rank, local size.
+inline constexpr std::array<std::string_view, 4> kPlaceVariables = {
+    "SIRTAKI_LAUNCH_RANK", "SIRTAKI_LAUNCH_SIZE", "SIRTAKI_LAUNCH_LOCAL_RANK",
+    "SIRTAKI_LAUNCH_LOCAL_SIZE"};
+std::vector<std::pair<std::string, std::string>> PlaceVariables(const RankPlace& place);
+bool IsStartedBySirtakirun(const core::EnvironmentView& env);
+
+// The rank is found in the variables of sirtakirun, Open MPI, MPICH or Slurm. kInvalidArgument:
+// there are none, or they make no sense: names the variable.
 core::Status FindRank(const core::EnvironmentView& env, RankPlace* out);
 
 // The variables are what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,

@@ -22,7 +22,8 @@ std::vector<RankMessage> Examples() {
           ChallengeMessage{std::string(32, '\0')},
           AnswerMessage{std::string(32, '\1'), std::string(32, '\2')},
           ProofMessage{std::string(32, '\3')},
-          WelcomeMessage{}};
+          WelcomeMessage{},
+          SignalMessage{10}};
 }
 
 // All that comes of the bytes, given in pieces of this size.

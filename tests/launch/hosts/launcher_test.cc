@@ -21,6 +21,7 @@ TEST(LauncherTest, RecognizesWhatEachPrints) {
       "MPICH 4.0.2 (/bin/x)");
   EXPECT_EQ(Recognized("slurm-wlm 22.05.8\n"), "Slurm 22.05.8 (/bin/x)");
   EXPECT_EQ(Recognized("slurm 23.11.1\n"), "Slurm 23.11.1 (/bin/x)");
+  EXPECT_EQ(Recognized("sirtakirun 0.1.0\n"), "sirtakirun 0.1.0 (/bin/x)");
 }
 
 TEST(LauncherTest, TellsTheVersionsOfOpenMpiApart) {

@@ -89,5 +89,41 @@ TEST(FindLauncherTest, TheOneOfTheMpiOfTheBuildIsPreferred) {
   EXPECT_EQ(found(both, "off: SIRTAKI_MPI=OFF", ""), srun);
 }
 
+TEST(FindLauncherTest, SirtakirunStartsRanksItselfWhereThereIsNoLauncherAtAll) {
+  const Folder empty;
+  const core::EnvironmentView env = {{"PATH", empty.path()}};
+  const BuildFacts build = {"0.1.0", "Open MPI 4.1.4", "", "", "/no/such/mpiexec"};
+  Launcher launcher;
+  ASSERT_TRUE(FindLauncher("auto", env, build, &launcher).ok());
+  EXPECT_EQ(launcher.kind, LauncherKind::kOwn);
+  EXPECT_EQ(launcher.ShortName(), "sirtakirun 0.1.0");
+  EXPECT_EQ(launcher.why,
+            "as no launcher of an MPI was found (mpirun: not on PATH; mpiexec: not on PATH; "
+            "mpiexec.hydra: not on PATH; /no/such/mpiexec: is not there)");
+  for (const char* wanted : {"mpi", "openmpi", "mpich", "srun", "/no/such/mpiexec"}) {
+    EXPECT_EQ(FindLauncher(wanted, env, build, &launcher).code(), core::StatusCode::kUnsupported)
+        << wanted;
+  }
+}
+
+TEST(FindLauncherTest, SirtakirunStartsRanksItselfWhereItIsAsked) {
+  const Folder folder;
+  folder.Add("mpirun", "echo 'mpirun (Open MPI) 4.1.4'");
+  Launcher launcher;
+  ASSERT_TRUE(FindLauncher("sirtakirun", {{"PATH", folder.path()}}, {"0.1.0"}, &launcher).ok());
+  EXPECT_EQ(launcher.kind, LauncherKind::kOwn);
+}
+
+// Ranks would talk over something else than when it works.
+TEST(FindLauncherTest, ALauncherThatDoesNotWorkIsAnErrorAllTheSame) {
+  const Folder folder;
+  folder.Add("mpirun", "echo 'mpirun (Open MPI) 3.1.6'");
+  Launcher launcher;
+  const core::Status status = FindLauncher("auto", {{"PATH", folder.path()}}, {}, &launcher);
+  EXPECT_EQ(status.code(), core::StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("--no-mpi starts the ranks without an MPI"), std::string::npos)
+      << status.message();
+}
+
 }  // namespace
 }  // namespace sirtaki::launch

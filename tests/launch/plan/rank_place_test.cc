@@ -48,6 +48,22 @@ TEST(RankPlaceTest, OpenMpisDaemonsMayBeTasksOfSlurm) {
             "3/4 1/2");
 }
 
+TEST(RankPlaceTest, WhatSirtakirunSaysWinsOverWhatIsLeftOfOthers) {
+  const RankPlace place{5, 8, 1, 3};
+  core::EnvironmentView env = {{"OMPI_COMM_WORLD_RANK", "3"},
+                               {"OMPI_COMM_WORLD_SIZE", "4"},
+                               {"PMI_RANK", "0"},
+                               {"PMI_SIZE", "2"},
+                               {"SLURM_PROCID", "0"},
+                               {"SLURM_STEP_NUM_TASKS", "2"},
+                               {"RANK", "1"},
+                               {"WORLD_SIZE", "2"}};
+  EXPECT_FALSE(IsStartedBySirtakirun(env));
+  for (const auto& [name, value] : PlaceVariables(place)) env.Set(name, value);
+  EXPECT_TRUE(IsStartedBySirtakirun(env));
+  EXPECT_EQ(Found(env), "5/8 1/3");
+}
+
 TEST(RankPlaceTest, NamesTheVariableThatMakesNoSense) {
   EXPECT_EQ(Found({}),
             "neither OMPI_COMM_WORLD_RANK nor PMI_RANK nor SLURM_PROCID is set: this is for the "
