@@ -9,11 +9,14 @@ export RANKS=$work/there
 
 # of_open_mpi WORDS: says what an mpirun of another MPI does, if it is one.
 of_open_mpi() {
+  [ -z "$own" ] || { echo "skipped: there is no mpirun" && return 1; }
   case $("$mpirun" --version 2>&1) in
     *"Open MPI"* | *OpenRTE* | *PRRTE*) ;;
     *) echo "skipped: $mpirun is not Open MPI's$1" && return 1 ;;
   esac
 }
+
+over_mpi_only() { [ -z "$own" ] || { echo "skipped: its ranks talk over MPI" && return 1; }; }
 
 mpirun_is_killed() {
   echo "--- mpirun is killed"
@@ -27,6 +30,7 @@ mpirun_is_killed() {
       kill -KILL "$process"
     fi
     exec sleep 418'
+  [ -z "$own" ] || mpirun=$(realpath "$sirtakirun")
   ends "$errors" "sirtakirun: $mpirun died of SIGKILL, and the ranks with it"
   gone "sleep 418"
 }
@@ -54,6 +58,7 @@ rank_crashes() {
 
 throws() {
   echo "--- what a program threw and nobody caught is said once, and no backtrace is"
+  over_mpi_only || return 0
   run 134 -np 2 "$programs/end_badly" throws 1 --sirtaki-flight-records=off
   says "$errors" "[1]   what():  this sample cannot be read"
   ends "$errors" "sirtakirun: rank 1 on host $host threw std::runtime_error: this sample cannot be read"
@@ -134,6 +139,7 @@ cause() {
 is_missing() { [ ! -e "$1" ]; }
 over_mpi() {
   echo "--- ranks that talk over MPI: killed, and with sirtakirun"
+  over_mpi_only || return 0
   run 137 -np 3 "$programs/lose_a_rank" killed 1
   grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died"
   : >"$output"

@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # What the scripts here share: source it, with sirtakirun as $1 and the folder of the programs of tests/faults as $2. Real
-# runs on this host, of two and three ranks.
+# runs on this host, of two and three ranks. A third word, "own": sirtakirun starts the ranks itself.
 set -euo pipefail
 # shellcheck source=tests/support/processes.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../support/processes.sh"
 
-sirtakirun=${1:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
+sirtakirun=${1:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS [own]}
 programs=${2:?usage: bash SCRIPT SIRTAKIRUN MPI-PROGRAMS}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 output=$work/output
 errors=$work/errors
 mpirun=${MPIEXEC:-$(command -v mpirun)}
+own=${3:-}
+[ -z "$own" ] || mpirun=sirtakirun   # as --launcher has it
 host=$(hostname)
 # The variables of the tests' own mpirun, if they run in one, are not for the launcher.
 for variable in $(compgen -e | grep -E '^(OMPI|PMIX|PMI|PRTE)_' || true); do unset "$variable"; done
