@@ -26,6 +26,7 @@
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/hosts/host_list.h"
+#include "launch/job/failure_judgement.h"
 #include "launch/job/start_order.h"
 #include "launch/options/options.h"
 #include "launch/plan/plan.h"
@@ -59,7 +60,8 @@ bool WriteAll(int fd, std::string_view bytes) {
   return true;
 }
 
-// Starts children, passes on what they print, and waits until all have ended or one has failed.
+// Starts children, passes on what they print, and waits until all have ended or one has failed: ranks
+// that are left then are ended by the sirtakirun of the user, or by its absence.
 class Starter {
  public:
   Starter() {
@@ -104,7 +106,6 @@ class Starter {
       }
       std::erase_if(children_, [](const auto& one) { return !one->child.running(); });
     }
-    SignalAll(SIGTERM);
     return told_ ? kFailed : code;
   }
 
@@ -298,14 +299,18 @@ class OwnLauncher {
   int JudgeHost(const std::string& host, const EndMessage& end, const std::string& said) const {
     if (end.kind == EndKind::kExited && end.value == 0) return 0;
     if (end.kind == EndKind::kExited && end.value == kFailed) return kFailed;  // which it has said
-    const std::string who = "host " + host + ": ";
-    if (end.kind == EndKind::kSignalled) {
-      return Complain(kSaidWhy, who + "its ssh died of signal " + std::to_string(end.value) +
-                                    ", and nobody is left who started its ranks");
-    }
-    return Complain(kSaidWhy,
-                    who + (end.value == kOfSsh ? JudgeSsh(options_, host, said)
-                                               : JudgeSilence(order_.words.front(), end, said)));
+    return Complain(kSaidWhy, "host " + host + ": " + WhyEnded(host, end, said));
+  }
+
+  std::string WhyEnded(const std::string& host, const EndMessage& end,
+                       const std::string& said) const {
+    if (end.kind == EndKind::kSignalled) return "its ssh died of " + SignalName(end.value);
+    if (end.value != kOfSsh) return JudgeSilence(order_.words.front(), end, said);
+    if (!said.empty()) return JudgeSsh(options_, host, said);
+    return "its ssh ended without a word: the connection broke, or what started its ranks was "
+           "killed; "
+           "by hand: " +
+           SshByHand(options_, host);
   }
 
   HostList hosts_;  // with the ranks of each as slots

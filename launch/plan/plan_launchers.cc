@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -232,7 +233,8 @@ core::Status AddOwn(PlanWriter* writer) {
   if (placement.local) return core::Status::Ok();
   const auto seconds =
       std::chrono::ceil<std::chrono::seconds>(writer->input().start_timeout).count();
-  writer->Add({"--ssh-timeout", std::to_string(seconds)}, "--start-timeout");
+  writer->Add({"--ssh-timeout", std::to_string(std::max<std::int64_t>(1, seconds - 1))},
+              "a second less than --start-timeout: ssh says more of a host that does not answer");
   const std::vector<std::string> ssh = SshArguments(options);
   if (ssh.size() > 2) {  // it is told in any case that nobody answers it
     writer->Add({"--ssh-args", ShellLine({ssh.begin() + 2, ssh.end()})}, "for ssh");

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs of sirtakirun over ssh on several hosts, for the scripts that source this after hosts.sh, with the folder of the
-# programs as $1. run_hosts: how many hosts (2).
+# programs as $1. A second word, "own": sirtakirun starts the ranks itself. run_hosts: how many hosts (2).
 # shellcheck source=tests/support/processes.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../support/processes.sh"
-bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS}
+bindir=${1:?usage: bash SCRIPT FOLDER-OF-THE-PROGRAMS [own]}
+own=${2:-}
 sirtakirun=$bindir/../../sirtakirun
 [ -x "$sirtakirun" ] || hosts_skip 'sirtakirun is not built'
 sirtakirun=$(realpath "$sirtakirun")
@@ -11,7 +12,9 @@ sirtakirun=$(realpath "$sirtakirun")
 hosts_up "${run_hosts:-2}"
 output=$hosts_state/output
 errors=$hosts_state/errors
-flags=(--launcher "${MPIEXEC:-$(command -v mpirun)}" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
+launcher=${MPIEXEC:-$(command -v mpirun)}
+[ -z "$own" ] || launcher=sirtakirun hosts_flags=()
+flags=(--launcher "$launcher" --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 "${hosts_flags[@]}")
 
 start() { on_host 1 timeout -k 5 200 "$sirtakirun" "${flags[@]}" "$@" >"$output" 2>"$errors" </dev/null; }
 
