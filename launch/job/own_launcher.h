@@ -24,7 +24,7 @@ inline constexpr std::string_view kDaemonFlag = "--as-daemon";
 inline constexpr int kSaidWhy = 3;
 
 // `words` are those that the plan has behind kLauncherFlag: flags, then what starts a rank. The exit
-// code is 0 when all ranks have ended, and told sirtakirun how; 1 if one could not; kSaidWhy.
+// code is 0 when all ranks have ended that have reached sirtakirun; 1 if one has not; kSaidWhy.
 int RunAsLauncher(const std::vector<std::string>& words);
 
 // `words`: first rank, count, size of the run. The order comes by standard input.

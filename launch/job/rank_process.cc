@@ -70,8 +70,8 @@ class RankProcess {
     const bool badly = stopped_ || ExitCode() != 0;
     if (badly) RemoveLeftovers();
     if (!heard_) EndDaemon();
-    if (IsStartedBySirtakirun(env_)) return heard_ ? 0 : 1;
-    return ExitCode();
+    // The user's sirtakirun knows by the connection how this has ended: its launcher need not.
+    return IsStartedBySirtakirun(env_) ? 0 : ExitCode();
   }
 
  private:

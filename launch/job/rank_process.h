@@ -8,8 +8,8 @@
 namespace sirtaki::launch {
 
 // `program` and its arguments. The exit code: the program's, or 128 and its signal; 1 if it is not
-// started, or the run has ended without it. Where sirtakirun itself is the launcher: 0 if the user's
-// sirtakirun has heard how the program ended, else 1.
+// started, or the run has ended without it. Where sirtakirun itself is the launcher: 0 once the
+// user's sirtakirun was reached, else 1.
 int RunAsRank(const std::vector<std::string>& program);
 
 }  // namespace sirtaki::launch

@@ -76,6 +76,32 @@ echo "from the input" | timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --ov
 [ "$code" = 0 ] || fail "code $code"
 says "$output" "[0] read: from the input"
 
+echo "--- from a terminal as well"
+if [ -n "$own" ]; then
+  python3 - "$sirtakirun" >"$output" <<'END'
+import os, pty, signal, sys
+
+process, terminal = pty.fork()
+if process == 0:
+    os.environ["NO_COLOR"] = "1"
+    os.execv(sys.argv[1], [sys.argv[1], "--no-mpi", "-np", "2", "bash", "-c",
+                           '[ "$RANK" = 0 ] || exit 0; echo asks; read -r line; echo "read: $line"'])
+signal.alarm(100)
+text = b""
+typed = False
+while True:
+    try:
+        text += os.read(terminal, 4096)
+    except OSError:  # nobody has the terminal open any more
+        break
+    if not typed and b"asks" in text:
+        os.write(terminal, b"a line\n")
+        typed = True
+sys.stdout.buffer.write(text.replace(b"\r", b""))
+END
+  says "$output" "[0] read: a line"
+fi
+
 echo "--- lines of several ranks do not mix, and all arrive"
 run 0 -np 3 bash -c 'for i in $(seq 3000); do echo "line $i of $RANK, long enough to be cut where a buffer of a pipe or a socket ends"; done'
 for rank in 0 1 2; do

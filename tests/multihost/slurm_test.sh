@@ -32,33 +32,42 @@ job() {
 
 # shellcheck disable=SC2016  # the ranks expand it
 tell='echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $(hostname), $MASTER_ADDR"'
-for launcher in "${MPIEXEC:-$(command -v mpirun)}" srun; do
+for launcher in "${MPIEXEC:-$(command -v mpirun)}" srun sirtakirun; do
+  by=(--launcher "$launcher")
+  [ "$launcher" != sirtakirun ] || by+=(--ssh-args "-F $hosts_state/ssh_config")
   echo "--- $launcher: the job's hosts and tasks are taken"
-  job 0 "$sirtakirun" --launcher "$launcher" bash -c "$tell"
+  job 0 "$sirtakirun" "${by[@]}" bash -c "$tell"
   for rank in 0 1 2 3; do
     says "$output" "[$rank] $rank of 4, $((rank % 2)) of 2, h$((rank / 2 + 1)), 10.77.0.1"
   done
   echo "--- $launcher: fewer ranks, more ranks, one host"
-  job 0 "$sirtakirun" --launcher "$launcher" -np 3 bash -c "$tell"
+  job 0 "$sirtakirun" "${by[@]}" -np 3 bash -c "$tell"
   says "$output" "[2] 2 of 3, 0 of 1, h2, 10.77.0.1"
-  job 2 "$sirtakirun" --launcher "$launcher" -np 6 bash -c "$tell"
+  job 2 "$sirtakirun" "${by[@]}" -np 6 bash -c "$tell"
   says "$errors" "sirtakirun: 6 ranks are more than the 4 slots of h1:2,h2:2 (SLURM_JOB_NODELIST); --oversubscribe allows it"
-  job 0 "$sirtakirun" --launcher "$launcher" -np 6 --oversubscribe bash -c "$tell"
+  job 0 "$sirtakirun" "${by[@]}" -np 6 --oversubscribe bash -c "$tell"
   [ "$(wc -l <"$output")" = 6 ] || fail 'there are not six ranks'
-  job 0 "$sirtakirun" --launcher "$launcher" --exclude h1 bash -c "$tell"
+  job 0 "$sirtakirun" "${by[@]}" --exclude h1 bash -c "$tell"
   says "$output" "[1] 1 of 2, 1 of 2, h2, 10.77.0.2"
-  echo "--- $launcher: MPI"
-  job 0 "$sirtakirun" --launcher "$launcher" "$reductions" --gtest_filter='*TheLog*'
+  if [ "$launcher" != sirtakirun ]; then
+    echo "--- $launcher: MPI"
+    job 0 "$sirtakirun" "${by[@]}" "$reductions" --gtest_filter='*TheLog*'
+  fi
   echo "--- $launcher: a rank fails"
-  job 3 "$sirtakirun" --launcher "$launcher" bash -c \
+  job 3 "$sirtakirun" "${by[@]}" bash -c \
     'if [ "$RANK" = 3 ]; then echo "the reason" >&2; exit 3; fi; exec sleep 321'
   says "$errors" "sirtakirun: rank 3 on host h2 ended with exit code 3"
   says "$errors" "sirtakirun:   the reason"
   gone "sleep 321"
-  job 137 "$sirtakirun" --launcher "$launcher" bash -c 'if [ "$RANK" = 2 ]; then kill -KILL $$; fi; exec sleep 322'
+  job 137 "$sirtakirun" "${by[@]}" bash -c 'if [ "$RANK" = 2 ]; then kill -KILL $$; fi; exec sleep 322'
   grep -q '^sirtakirun: rank 2 on host h2 died of SIGKILL' "$errors" || fail 'it does not say who died'
   gone "sleep 322"
 done
+
+echo "--- sirtakirun: a job whose hosts cannot be reached by ssh"
+job 2 "$sirtakirun" --no-mpi -np 4 true
+says "$errors" "sirtakirun: nothing was started (--check-hosts=false skips these checks)"
+grep -q '^sirtakirun: host h2: no ssh server listens there ' "$errors" || fail 'it does not say why'
 
 echo "--- srun: fewer slots than the job has, alike on all hosts; others are refused"
 job 0 "$sirtakirun" --launcher srun -H h1:1,h2:1 bash -c "$tell"
