@@ -282,7 +282,7 @@ class OwnLauncher {
     std::vector<std::string> there;
     for (const auto& [name, value] : order_.variables) {
       // sirtakirun itself may need it.
-      if (name == "LD_LIBRARY_PATH") there = {"env", name + "=" + value};
+      if (name == "LD_LIBRARY_PATH") there = {"env", std::string(name).append("=").append(value)};
     }
     there.insert(there.end(),
                  {order_.words.front(), std::string(kDaemonFlag), std::to_string(first),
@@ -333,7 +333,7 @@ Status TakeOrder(StartOrder* order) {
     if (got < 0 && errno != EINTR) break;
   }
   std::size_t length = 0;
-  const Status status = ReadOrderHead(line, FactsOfBuild().version, &length);
+  Status status = ReadOrderHead(line, FactsOfBuild().version, &length);
   if (!status.ok()) return status;
   std::string bytes;
   while (bytes.size() < length) {

@@ -18,11 +18,11 @@ struct LaunchOptions {
   std::string include;
   std::string exclude;
   bool oversubscribe = false;
+  bool no_mpi = false;
+  bool mpi = false;
 
   // auto, mpi, openmpi, mpich, srun, sirtakirun, or a program's path; --no-mpi and --mpi are in it.
   std::string launcher = "auto";
-  bool no_mpi = false;
-  bool mpi = false;
   std::vector<std::string> mpi_args;
   std::vector<std::string> binding_args;  // none: no binding
 

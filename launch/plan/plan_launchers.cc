@@ -228,8 +228,9 @@ core::Status AddOwn(PlanWriter* writer) {
   writer->Add({std::string(kLauncherFlag), "-H", HostsText(hosts)},
               ranks + placement.ranks_from + "; " + placement.from + "; " + kInOrder +
                   (placement.oversubscribed ? "; --oversubscribe" : ""));
-  if (!here.empty())
+  if (!here.empty()) {
     writer->Add({"--here", Joined(here, ",")}, "this machine, where no ssh is needed");
+  }
   if (placement.local) return core::Status::Ok();
   const auto seconds =
       std::chrono::ceil<std::chrono::seconds>(writer->input().start_timeout).count();

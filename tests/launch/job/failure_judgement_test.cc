@@ -33,6 +33,7 @@ TEST(FailureJudgementTest, NamesRankHostAndCause) {
   const Failure lost = JudgeLoss(7, "c", "Connection timed out", /*gone=*/true, {});
   EXPECT_EQ(lost.code, 1);
   EXPECT_EQ(FailureText(lost), "sirtakirun: rank 7 on host c was lost: Connection timed out\n");
+  EXPECT_EQ(FailureText({1, "", {}}), "");  // a launcher has said it itself
 }
 
 TEST(FailureJudgementTest, SaysOnceWhatTheProgramThrew) {
