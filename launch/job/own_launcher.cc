@@ -287,7 +287,7 @@ class OwnLauncher {
     there.insert(there.end(),
                  {order_.words.front(), std::string(kDaemonFlag), std::to_string(first),
                   std::to_string(host.slots), std::to_string(size_)});
-    std::vector<std::string> words = {"ssh"};
+    std::vector<std::string> words = {"ssh", "-T"};  // a terminal would change the order's bytes
     const std::vector<std::string> more = SshArguments(options_);
     words.insert(words.end(), more.begin(), more.end());
     if (!timeout_.empty()) words.insert(words.end(), {"-o", "ConnectTimeout=" + timeout_});
