@@ -42,7 +42,8 @@ using core::StatusCode;
 namespace {
 
 constexpr int kFailed = 1;
-constexpr int kWrongUse = 2;
+constexpr int kNotReached =
+    1;  // the exit code of a rank that has said why it reaches no sirtakirun
 constexpr std::size_t kMostKept = std::size_t{16} * 1024;  // of what an ssh has printed
 constexpr auto kAskAgain = std::chrono::seconds(1);  // whether the terminal may be read by now
 
@@ -133,7 +134,8 @@ class Starter {
   // A rank that somebody has killed is known to sirtakirun by its connection.
   static int CodeOf(const Running& one, const EndMessage& end, const Judge& judge) {
     if (!one.host.empty()) return judge(one.host, end, one.said);
-    return end.kind == EndKind::kExited && end.value != 0 ? kFailed : 0;
+    if (end.kind != EndKind::kExited || end.value == 0) return 0;
+    return end.value == kNotReached ? kSaidWhy : kFailed;
   }
 
   void SignalAll(int signal) const {
@@ -191,8 +193,8 @@ class OwnLauncher {
  public:
   int Run(const std::vector<std::string>& words) {
     Status status = Read(words);
+    if (status.ok()) status = StartElsewhere();  // it takes longer
     if (status.ok()) status = StartHere();
-    if (status.ok()) status = StartElsewhere();
     if (!status.ok()) return Complain(kSaidWhy, status.message());
     return starter_.Wait([this](const std::string& host, const EndMessage& end,
                                 const std::string& said) { return JudgeHost(host, end, said); });
@@ -297,8 +299,10 @@ class OwnLauncher {
   }
 
   int JudgeHost(const std::string& host, const EndMessage& end, const std::string& said) const {
-    if (end.kind == EndKind::kExited && end.value == 0) return 0;
-    if (end.kind == EndKind::kExited && end.value == kFailed) return kFailed;  // which it has said
+    const bool by_itself = end.kind == EndKind::kExited;
+    for (const int code : {0, kFailed, kSaidWhy}) {
+      if (by_itself && end.value == code) return code;
+    }
     return Complain(kSaidWhy, "host " + host + ": " + WhyEnded(host, end, said));
   }
 
@@ -308,8 +312,7 @@ class OwnLauncher {
     if (end.value != kOfSsh) return JudgeSilence(order_.words.front(), end, said);
     if (!said.empty()) return JudgeSsh(options_, host, said);
     return "its ssh ended without a word: the connection broke, or what started its ranks was "
-           "killed; "
-           "by hand: " +
+           "killed; by hand: " +
            SshByHand(options_, host);
   }
 
@@ -381,7 +384,7 @@ int RunAsLauncher(const std::vector<std::string>& words) { return OwnLauncher().
 int RunAsDaemon(const std::vector<std::string>& words) {
   Starter starter;
   const Status status = StartAsDaemon(words, &starter);
-  if (!status.ok()) return Complain(kFailed, "host " + HostName() + ": " + status.message());
+  if (!status.ok()) return Complain(kSaidWhy, "host " + HostName() + ": " + status.message());
   return starter.Wait({});
 }
 

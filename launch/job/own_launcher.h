@@ -19,12 +19,12 @@ namespace sirtaki::launch {
 
 inline constexpr std::string_view kDaemonFlag = "--as-daemon";
 
-// The exit code of a launcher whose last line on standard error names a host that has failed, cause
-// and cure.
+// The exit code of a launcher whose last line on standard error says why it has failed.
 inline constexpr int kSaidWhy = 3;
 
 // `words` are those that the plan has behind kLauncherFlag: flags, then what starts a rank. The exit
-// code is 0 when all ranks have ended that have reached sirtakirun; 1 if one has not; kSaidWhy.
+// code is 0 when all ranks have ended that have reached sirtakirun; 1 if one has not;
+// kSaidWhy.
 int RunAsLauncher(const std::vector<std::string>& words);
 
 // `words`: first rank, count, size of the run. The order comes by standard input.

@@ -103,16 +103,16 @@ grep -qE "^sirtakirun: host h2: \"$sirtakirun\" is not there \(.*\): install Sir
 on_host 2 umount "$(dirname "$sirtakirun")"
 code=0
 printf 'sirtakirun 99.0 3\nabc' | "$sirtakirun" --as-daemon 0 1 1 >"$output" 2>"$errors" || code=$?
-[ "$code" = 1 ] || fail "another version: code $code"
+[ "$code" = 3 ] || fail "another version: code $code"
 grep -qE 'Sirtaki is [0-9.]+ here and 99\.0 where the run was started: install the same version on every host$' "$errors" || fail 'it does not name them'
 
 echo "--- ranks that do not reach sirtakirun, while others do"
 on_host 1 sh -c 'ip link add nowhere type bridge && ip addr add 10.99.0.1/32 dev nowhere && ip link set nowhere up'
 began=$SECONDS
 run 1 -H h1:2,h2:2 --network-interfaces nowhere sleep 326
-grep -qE '^sirtakirun: h2: rank [23] does not reach sirtakirun: 10\.99\.0\.1:[0-9]+: Network is unreachable; --network-interfaces chooses where it listens$' "$errors" ||
+tail -n 1 "$errors" |
+  grep -qE '^sirtakirun: h2: rank [23] does not reach sirtakirun: 10\.99\.0\.1:[0-9]+: Network is unreachable; --network-interfaces chooses where it listens$' ||
   fail 'it does not say which'
-[ "$(tail -n 1 "$errors")" = "sirtakirun: $sirtakirun ended with exit code 1 before all ranks had started: what it printed says why" ] || fail 'it does not say what follows'
 [ $((SECONDS - began)) -le 15 ] || fail "it took $((SECONDS - began)) s"
 gone "sleep 326"
 gone "$sirtakirun" --as-
