@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/environment.h"
+#include "core/base/hmac.h"
 #include "core/base/text.h"
 #include "core/base/types.h"
 #include "core/machine/cgroup.h"
@@ -18,7 +19,6 @@
 #include "launch/base/child.h"
 #include "launch/base/descriptor.h"
 #include "launch/base/greeting.h"
-#include "launch/base/hmac.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
@@ -183,7 +183,7 @@ class RankProcess {
     };
     if (IsStartedBySirtakirun(env_)) set(kMediumVariable, "tcp");
     std::string secret;
-    for (const std::uint8_t byte : HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
+    for (const std::uint8_t byte : core::HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
       for (const int shift : {4, 0}) secret += "0123456789abcdef"[(byte >> shift) & 0xF];
     }
     set(kSecretVariable, secret);

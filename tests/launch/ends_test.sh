@@ -16,8 +16,6 @@ of_open_mpi() {
   esac
 }
 
-over_mpi_only() { [ -z "$own" ] || { echo "skipped: its ranks talk over MPI" && return 1; }; }
-
 mpirun_is_killed() {
   echo "--- mpirun is killed"
   # What stands between mpirun and the ranks under MPICH may be gone, and they go on.
@@ -58,7 +56,6 @@ rank_crashes() {
 
 throws() {
   echo "--- what a program threw and nobody caught is said once, and no backtrace is"
-  over_mpi_only || return 0
   run 134 -np 2 "$programs/end_badly" throws 1 --sirtaki-flight-records=off
   says "$errors" "[1]   what():  this sample cannot be read"
   ends "$errors" "sirtakirun: rank 1 on host $host threw std::runtime_error: this sample cannot be read"
@@ -138,8 +135,7 @@ cause() {
 
 is_missing() { [ ! -e "$1" ]; }
 over_mpi() {
-  echo "--- ranks that talk over MPI: killed, and with sirtakirun"
-  over_mpi_only || return 0
+  echo "--- ranks that talk to each other: killed, and with sirtakirun"
   run 137 -np 3 "$programs/lose_a_rank" killed 1
   grep -q "^sirtakirun: rank 1 on host $host died of SIGKILL" "$errors" || fail "it does not say who died"
   : >"$output"
