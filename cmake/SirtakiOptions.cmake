@@ -26,6 +26,7 @@ option(SIRTAKI_WERROR "Warnings are errors" OFF)
 option(SIRTAKI_CCACHE "Compile through ccache where it is installed" ON)
 option(SIRTAKI_PCH "Precompile LibTorch's headers" ON)
 option(SIRTAKI_UNITY "Compile sources many at a time: fast once, slow after each change" ON)
+option(SIRTAKI_STATIC_DEPENDENCIES "Put Boost, yaml-cpp, spdlog and fmt into the programs, for packages that go to machines without them" OFF)
 option(SIRTAKI_CLANG_TIDY "Run clang-tidy on every source as it is compiled" OFF)
 set(SIRTAKI_SANITIZE "" CACHE STRING "Sanitizers, as -fsanitize= takes them: 'address,undefined' or 'thread'")
 

@@ -1,7 +1,7 @@
 # The Python module: an extension over libsirtaki.so, bound with the pybind11 that torch's wheel has.
 #
 # In the build folder python/sirtaki is the package as it is used, so that PYTHONPATH=<build>/python is all that programs
-# need; `pip install .` installs the component "python" (pyproject.toml).
+# need.
 set(SIRTAKI_HAVE_PYTHON OFF)
 if(SIRTAKI_PYTHON STREQUAL "OFF")
   set(sirtaki_python_status "off: SIRTAKI_PYTHON=OFF")
@@ -54,7 +54,7 @@ function(sirtaki_add_python_module)
 
   # The sources themselves, so that a change is seen without a build.
   file(MAKE_DIRECTORY "${package}")
-  foreach(part IN ITEMS __init__.py _C.pyi py.typed _launcher.py common horovod torch)
+  foreach(part IN ITEMS __init__.py __main__.py _C.pyi py.typed _launcher.py common horovod torch)
     file(CREATE_LINK "${folder}/sirtaki/${part}" "${package}/${part}" SYMBOLIC)
   endforeach()
   set(SIRTAKI_LAUNCHER "")
@@ -64,18 +64,7 @@ function(sirtaki_add_python_module)
   configure_file("${folder}/build_facts.py.in" "${package}/_build.py" @ONLY)
 
   if(SKBUILD)
-    install(TARGETS sirtaki_python LIBRARY DESTINATION sirtaki COMPONENT python)
-    install(TARGETS sirtaki LIBRARY DESTINATION sirtaki/lib COMPONENT python NAMELINK_SKIP)
-    install(FILES "${package}/_build.py" DESTINATION sirtaki COMPONENT python)
-    # A wheel has no links: the file has the name that is asked for, and finds torch beside the package.
-    set_target_properties(sirtaki PROPERTIES
-      VERSION "${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}"
-      INSTALL_RPATH "$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib")
-    set_target_properties(sirtaki-checkpoint PROPERTIES
-      INSTALL_RPATH "$ORIGIN/../../torch/lib:$ORIGIN/../../nvidia/cu13/lib")
-    install(TARGETS sirtaki-checkpoint RUNTIME DESTINATION sirtaki/bin COMPONENT python)
-    if(SIRTAKI_HAVE_LAUNCH)
-      install(TARGETS sirtakirun RUNTIME DESTINATION sirtaki/bin COMPONENT python)
-    endif()
+    install(TARGETS sirtaki_python LIBRARY DESTINATION sirtaki)
+    install(FILES "${package}/_build.py" DESTINATION sirtaki)
   endif()
 endfunction()

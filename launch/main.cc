@@ -209,7 +209,9 @@ int Main(const std::vector<std::string>& args, const char* called) {
   input.environment = core::EnvironmentView::OfProcess();
   if (input.options.check_build) {
     const std::string self = OwnPath(called);
-    return Print(BuildText(FactsOfBuild(), self, FindParts(self, input.environment)));
+    std::vector<BuildRow> parts = FindParts(self, input.environment);
+    AddCures(FactsOfBuild(), &parts);
+    return Print(BuildText(FactsOfBuild(), self, parts));
   }
   input.machine = FindThisMachine(input.options);
   input.is_root = geteuid() == 0;

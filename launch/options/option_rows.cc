@@ -169,7 +169,8 @@ OptionGroup OutputOptions() {
                   &O::prefix_timestamp),
            Switch("verbose", 0, "Print what is started, and why.", &O::verbose),
            Switch("check-build", 0,
-                  "Also -cb: print what was built in and what is found here, versions and paths.",
+                  "Also -cb: print what was built in, what is found here, and what to do where that "
+                  "is not enough.",
                   &O::check_build),
            Text("explain", 0, "DIR",
                 "Start nothing: say in words what the flight records in DIR tell, which rank is "

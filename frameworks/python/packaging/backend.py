@@ -13,9 +13,7 @@ import sysconfig
 
 from scikit_build_core import build as _build
 from scikit_build_core.build import *  # noqa: F403
-
-SERIES = "2.11"
-TORCH = "torch==2.11.0"
+from wheel_metadata import SERIES, TORCH
 
 
 def _version_of(folder):
@@ -49,22 +47,24 @@ def _torch_to_build_with():
     return folder
 
 
-def _requirements(asked):
-    return asked if _installed_torch() else [*asked, TORCH]
+def _requirements(asked, config_settings):
+    given = "cmake.define.LibTorch_ROOT" in (config_settings or {})
+    return asked if given or _installed_torch() else [*asked, TORCH]
 
 
 def _with_torch(config_settings):
     settings = dict(config_settings or {})
-    settings.setdefault("cmake.define.LibTorch_ROOT", _torch_to_build_with())
+    if "cmake.define.LibTorch_ROOT" not in settings:
+        settings["cmake.define.LibTorch_ROOT"] = _torch_to_build_with()
     return settings
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    return _requirements(_build.get_requires_for_build_wheel(config_settings))
+    return _requirements(_build.get_requires_for_build_wheel(config_settings), config_settings)
 
 
 def get_requires_for_build_editable(config_settings=None):
-    return _requirements(_build.get_requires_for_build_editable(config_settings))
+    return _requirements(_build.get_requires_for_build_editable(config_settings), config_settings)
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sirtaki._build import version as __version__
+from sirtaki._launcher import cmake_prefix_path
 
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "cmake_prefix_path", "run"]
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""This module knows where sirtakirun is, and is the commands that an installed package puts on PATH."""
+"""This module knows where the package's programs and files are, and is the commands that it puts on PATH."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ import shutil
 import sys
 
 
-def _installed(program: str) -> str:
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", program)
+def _installed(*names: str) -> str:
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), *names)
+
+
+def cmake_prefix_path() -> str:
+    """Returns the folder for CMAKE_PREFIX_PATH, in which find_package(Sirtaki) finds the C++ library of this package.
+
+    Raises FileNotFoundError in a build folder.
+    """
+    folder = _installed()
+    if not os.path.exists(os.path.join(folder, "lib", "cmake", "Sirtaki", "SirtakiConfig.cmake")):
+        raise FileNotFoundError("this sirtaki is that of a build folder: `cmake --install` makes a prefix for find_package(Sirtaki)")
+    return folder
+
+
+def examples_path() -> str:
+    """Returns the folder of the examples: train_digits, which is built, python/train_digits.py, and their data.
+
+    Raises FileNotFoundError if the package has none.
+    """
+    folder = _installed("examples")
+    if not os.path.exists(os.path.join(folder, "train_digits")):
+        raise FileNotFoundError("this sirtaki has no examples: they are in wheels of scripts/build_wheel.sh, and in Sirtaki's sources")
+    return folder
 
 
 def launcher_path() -> str:
@@ -18,7 +40,7 @@ def launcher_path() -> str:
     """
     from sirtaki import _build
 
-    for path in (_installed("sirtakirun"), _build.launcher):
+    for path in (_installed("bin", "sirtakirun"), _build.launcher):
         if path and os.access(path, os.X_OK):
             return path
     found = shutil.which("sirtakirun")
@@ -33,5 +55,5 @@ def main() -> None:
 
 
 def checkpoint_main() -> None:
-    path = _installed("sirtaki-checkpoint")
+    path = _installed("bin", "sirtaki-checkpoint")
     os.execv(path, [path, *sys.argv[1:]])
