@@ -8,8 +8,8 @@
 # SIRTAKI_JOBS: how many compilers at once (default: the cores).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# The oldest glibc that the result runs with: that of Ubuntu 22.04. libstdc++ is that of GCC 12.
-platform=manylinux_2_35_x86_64
+# The oldest glibc that the result runs with: that of RHEL 9, Ubuntu 22.04 and Debian 12 are newer.
+platform=manylinux_2_34_x86_64
 series=2.11
 pythons=()
 output=build/wheels
@@ -65,7 +65,9 @@ for python in "${pythons[@]}"; do
     --config-settings cmake.define.SIRTAKI_CUDA=ON \
     --config-settings cmake.define.SIRTAKI_EXAMPLES=ON \
     --config-settings cmake.define.SIRTAKI_STATIC_DEPENDENCIES=ON \
-    --config-settings cmake.define.CMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG"
+    --config-settings cmake.define.CMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" \
+    --config-settings cmake.define.CMAKE_CXX_FLAGS="-include $PWD/scripts/older_libstdcxx.h" \
+    --config-settings cmake.define.SIRTAKI_PCH=OFF   # a precompiled header would have to come first
   # Highway's library comes along, as Debian has it as a shared one alone.
   PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$platform" --only-plat --exclude 'libtorch*' --exclude 'libc10*' \
     --wheel-dir "$output" "$work"/raw/*.whl

@@ -169,8 +169,7 @@ OptionGroup OutputOptions() {
                   &O::prefix_timestamp),
            Switch("verbose", 0, "Print what is started, and why.", &O::verbose),
            Switch("check-build", 0,
-                  "Also -cb: print what was built in, what is found here, and what to do where that "
-                  "is not enough.",
+                  "Also -cb: print what was built in, what is found here, and what is to be done.",
                   &O::check_build),
            Text("explain", 0, "DIR",
                 "Start nothing: say in words what the flight records in DIR tell, which rank is "

@@ -29,7 +29,7 @@ FLOORS = {
                          ["checkpoint/tool"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
 }
-OUTSIDE = {"tests", "examples", "benchmarks"}
+OUTSIDE = {"tests", "examples", "benchmarks", "scripts"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 GETENV = re.compile(r"\b(secure_)?getenv\b|\benviron\b")
 PUBLIC = "frameworks/include/"
