@@ -26,15 +26,17 @@ while [ $# -gt 0 ]; do
 done
 [[ $series =~ ^[0-9]+\.[0-9]+$ ]] || die "--torch $series: it is the first two numbers of torch's version, such as 2.11"
 [ "${#pythons[@]}" -gt 0 ] || pythons=("${SIRTAKI_PYTHON:-python3}")
+header_of() { "$1" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; }
+
+# The compiler, the libraries that are put into the programs, LibTorch 2.11 and nvcc; and the system's Python with its headers.
+unset LIBTORCH Torch_DIR CMAKE_PREFIX_PATH SIRTAKI_BOOTSTRAP_TORCH
+[ -e "$(header_of python3)" ] || export SIRTAKI_BOOTSTRAP_WITH="python3-dev python3-venv"
+bash bootstrap.sh --quiet --cuda
 for python in "${pythons[@]}"; do
-  header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h || die "--python $python cannot be started"
-  [ -e "$header" ] || die "--python $python: its headers are not there ($header); Debian's python3-dev has them"
+  header=$(header_of "$python") || die "--python $python: it cannot be started"
+  [ -e "$header" ] || die "--python $python: its headers are not there ($header); Debian's python3-dev has those of its Python"
 done
 . scripts/mpis.sh
-
-# The compiler, the libraries that are put into the programs, LibTorch 2.11 and nvcc.
-unset LIBTORCH Torch_DIR CMAKE_PREFIX_PATH
-bash bootstrap.sh --quiet --cuda
 work=$PWD/build/wheel
 mkdir -p "$work" "$output"
 headers=$(mpi_headers "$PWD/build/mpis")

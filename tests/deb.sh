@@ -8,12 +8,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [ "${1:-}" = --inside ]; then   # in the bare Debian
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 DEBIAN_FRONTEND=noninteractive OMP_NUM_THREADS=1
   apt-get -q update >/dev/null
-  # First those that they depend on, so that dpkg alone is seen to do.
-  depends=$(for package in /opt/deb/*.deb; do dpkg-deb -f "$package" Depends; done | tr ',' '\n' | sed 's/[ (].*//; s/^ *//' | grep -v sirtaki | sort -u)
-  # shellcheck disable=SC2046,SC2086  # words
-  apt-get -q install -y --no-install-recommends $(sed 's/^ *//; s/ .*//' <<<"$depends") g++ cmake make libopenmpi-dev openmpi-bin >/tmp/apt.log 2>&1 ||
+  apt-get -q install -y --no-install-recommends /opt/deb/*.deb g++ cmake make libopenmpi-dev openmpi-bin >/tmp/apt.log 2>&1 ||
     { tail -n 20 /tmp/apt.log; exit 1; }
-  dpkg -i /opt/deb/*.deb
+  dpkg -i /opt/deb/*.deb   # by itself, once what they depend on is there
   echo /opt/site/torch/lib >/etc/ld.so.conf.d/libtorch.conf
   ldconfig
   sirtakirun --check-build
@@ -21,7 +18,7 @@ if [ "${1:-}" = --inside ]; then   # in the bare Debian
   cp -r /src/tests/package /tmp/project
   cmake -S /tmp/project -B /tmp/build -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=/opt/site/torch
   cmake --build /tmp/build
-  ldd /tmp/build/outside | grep -F /usr/lib/libsirtaki.so
+  ldd /tmp/build/outside | grep -E '=> (/usr)?/lib/libsirtaki.so'
   sirtakirun -np 2 --oversubscribe /tmp/build/outside
   sirtakirun -np 2 --oversubscribe /tmp/build/outside_mpi
   dpkg -r libsirtaki-dev sirtakirun libsirtaki
@@ -38,9 +35,11 @@ cmake --build "$build" -j "${SIRTAKI_JOBS:-$(nproc)}" --target sirtaki sirtakiru
 bash tests/fresh_machine.sh "$1" true
 rm -rf "$1/opt/deb" "$1/opt/site"
 cpack --config "$build/CPackConfig.cmake" -B "$PWD/$build/packages"
-mkdir -p "$1/opt/deb" "$1/opt/site"
+cuda=nvidia/cu13/lib
+mkdir -p "$1/opt/deb" "$1/opt/site/$cuda"
 cp "$build"/packages/*.deb "$1/opt/deb/"
 torch=$(sed -n 's/^set(LibTorch_FALLBACKS "\(.*\)")/\1/p' "$build/SirtakiConfig.cmake")
-cp -r "$torch" "$(dirname "$torch")/nvidia" "$1/opt/site/"   # beside it PyPI's has the two libraries of CUDA that it needs
+cp -r "$torch" "$1/opt/site/"
+cp "$(dirname "$torch")/$cuda"/libcu{dart,pti}.so.* "$1/opt/site/$cuda/"   # PyPI's needs them
 bash tests/fresh_machine.sh "$1" bash tests/deb.sh --inside
 echo "deb: all as expected"

@@ -10,6 +10,8 @@
 #   openmpi5, mpich   the tests labelled mpi under these (tests/other_mpi.sh)
 #   mpis     one build under every MPI that can be had (tests/every_mpi.sh)
 #   pip      `pip install .` and what it puts there (tests/pip_install.sh)
+#   wheel    the wheel, and what it does where no compiler is (tests/wheel.sh)
+#   deb      Debian packages in a bare Debian 12 (tests/deb.sh; needs root and debootstrap)
 #   rehearsal   the bundle for a machine with a GPU and no network, and all that is run there, in a bare root without a GPU
 #            (tests/benchmarks/gpu_rehearsal.sh; needs root and nvcc)
 #   fresh    the README's two commands on a bare Debian 12 (tests/fresh_machine.sh; needs root and debootstrap)
@@ -18,7 +20,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 jobs=${SIRTAKI_JOBS:-$(nproc)}
-all=(jobs tables soak tsan asan headers openmpi5 mpich mpis pip rehearsal fresh)
+all=(jobs tables soak tsan asan headers openmpi5 mpich mpis pip wheel deb rehearsal fresh)
 state=build/full
 mkdir -p "$state"
 # What is in the working tree, by git's name for it; empty without git, and then every part is run.
@@ -48,10 +50,10 @@ part_mpich() { bash tests/other_mpi.sh mpich; }
 part_mpis() { bash tests/every_mpi.sh; }
 part_pip() { rm -rf "$state/pip" && bash tests/pip_install.sh "$state/pip"; }
 part_rehearsal() { bash bootstrap.sh --quiet --benchmarks && SIRTAKI_JOBS=$jobs bash tests/benchmarks/gpu_rehearsal.sh; }
-part_fresh() {
-  command -v debootstrap >/dev/null || { apt-get -q update && apt-get install -y --no-install-recommends debootstrap; } >/dev/null || return 1
-  bash tests/fresh_machine.sh "$state/debian"
-}
+get_debootstrap() { command -v debootstrap >/dev/null || { apt-get -q update && apt-get install -y --no-install-recommends debootstrap; } >/dev/null; }
+part_wheel() { bash tests/wheel.sh; }
+part_deb() { get_debootstrap && bash tests/deb.sh "$state/debian-packages"; }
+part_fresh() { get_debootstrap && bash tests/fresh_machine.sh "$state/debian"; }
 
 named=$#
 [ $# -gt 0 ] || set -- "${all[@]}"
