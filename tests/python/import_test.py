@@ -40,3 +40,24 @@ def test_another_build_of_the_same_torch_serves(tmp_path):
     done = _import_with(tmp_path, f"{series}.99+cpu")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path))
+
+
+def _main(*arguments):
+    return subprocess.run([sys.executable, "-m", "sirtaki", *arguments], capture_output=True, text=True, timeout=240)
+
+
+def test_the_doctor_is_the_launcher():
+    done = _main("--doctor")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Sirtaki {sirtaki.__version__}, ") and "\nTo do:" in done.stdout
+
+
+def test_the_prefix_for_cmake_has_its_files():
+    done = _main("--cmake-prefix-path")
+    if done.returncode == 0:   # installed
+        assert os.path.exists(os.path.join(done.stdout.strip(), "lib", "cmake", "Sirtaki", "SirtakiConfig.cmake"))
+        assert done.stdout.strip() == sirtaki.cmake_prefix_path()
+    else:
+        assert "`cmake --install` makes a prefix" in done.stderr
+        with pytest.raises(FileNotFoundError, match="cmake --install"):
+            sirtaki.cmake_prefix_path()

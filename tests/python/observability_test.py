@@ -68,3 +68,17 @@ def test_memory_is_told_of(rank):
     use = hvd.memory_use()
     assert use["in_use_bytes"] >= 0 and use["peak_bytes"] >= use["in_use_bytes"]
     hvd.release_memory()
+
+
+def test_an_optimizer_is_made_where_the_log_is_detailed():
+    """At the level info the library describes what it makes; it knows neither options nor state of Python's optimizers."""
+    hvd.shutdown()
+    hvd.init(options={"log_level": "info"})
+    try:
+        model = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    finally:
+        hvd.shutdown()
+        hvd.init()

@@ -85,6 +85,10 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
 void GradientReducer::Impl::LogMemory(const torch::optim::Optimizer& optimizer,
                                       const std::string& when) const {
   if (set_.size() == 1 || !core::LogEnabled(core::LogLevel::kInfo)) return;
+  // The optimizer that stands for one of Python's has no options and no state to tell of.
+  for (const auto& group : optimizer.param_groups()) {
+    if (!group.has_options()) return;
+  }
   const std::vector<int>& host_of_rank = set_.session->topology().host_of_rank;
   const auto host = [&](int rank) { return host_of_rank[static_cast<std::size_t>(rank)]; };
   for (const int rank : set_.ranks()) {
