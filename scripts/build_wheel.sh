@@ -55,7 +55,8 @@ if ! grep -qF "__version__ = '$series." "$torch/version.py"; then
 fi
 torch=$(cd "$torch" && pwd)
 
-export SIRTAKI_TORCH_SERIES=$series CMAKE_BUILD_PARALLEL_LEVEL=${SIRTAKI_JOBS:-$(nproc)}
+# The same compiler for all: a Python may name its own.
+export CC=${CC:-gcc} CXX=${CXX:-g++} SIRTAKI_TORCH_SERIES=$series CMAKE_BUILD_PARALLEL_LEVEL=${SIRTAKI_JOBS:-$(nproc)}
 for python in "${pythons[@]}"; do
   rm -rf "$work/raw"
   "$python" -m pip wheel --quiet --no-input --no-deps --wheel-dir "$work/raw" . \

@@ -41,8 +41,9 @@ if [ -n "${SIRTAKI_TEST_TORCH:-}" ]; then
 else
   "$work/env/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "torch==$series.*"
 fi
-plain=$work/env/bin:$work/bin
-export PATH=$plain OMP_NUM_THREADS=1
+# with MPI: the PATH on which that one of PyPI's comes first, and the environment before it, as it has a Python of its own.
+with() { echo "$work/env/bin${1:+:$mpis/$1/bin}:$work/bin"; }
+export PATH=$(with "") OMP_NUM_THREADS=1
 unset PYTHONPATH LD_LIBRARY_PATH CC CXX
 for compiler in gcc g++ cc c++ clang cmake ninja; do
   ! command -v $compiler >/dev/null || fail "$compiler is on PATH"
@@ -71,13 +72,14 @@ sirtaki-checkpoint --help | diff "$top/tests/torch/checkpoint/tool/help.txt" - |
 
 # under TEXT [NAME=VALUE...]: both examples train on 2 ranks, the C++ one to the same parameters each time.
 parameters=
+start=(sirtakirun -np 2 --oversubscribe)
 under() {
   local text=$1 program seen
   shift
   for program in "$examples/train_digits" "python $examples/python/train_digits.py"; do
     # shellcheck disable=SC2086  # words
     env SIRTAKI_LOG_LEVEL=info OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "$@" \
-      sirtakirun -np 2 --oversubscribe $program --epochs 2 >"$work/output" 2>&1 || fail "$text: $program fails"
+      "${start[@]}" $program --epochs 2 >"$work/output" 2>&1 || fail "$text: $program fails"
     grep -qE "rank 1 of 2.*$text" "$work/output" || fail "$program does not run under $text"
     seen=$(sed -n 's/.*parameters identical on all ranks, digest \([0-9a-f]*\).*/\1/p' "$work/output")
     [ -n "$seen" ] || fail "$text: $program: the parameters are not identical"
@@ -86,10 +88,11 @@ under() {
   printf 'wheel: %s: passed\n' "$text"
 }
 [ ! -e "$work/bin/mpirun" ] || under "Open MPI v?[0-9.]+ \("
-PATH=$mpis/openmpi/bin:$plain under "Open MPI v5[^(]*\($mpis"
-PATH=$mpis/mpich/bin:$plain under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi.so.12"
-PATH=$mpis/mpich/bin:$plain under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi_abi.so" SIRTAKI_MPI_FAMILY=abi
-PATH=$mpis/intel/bin:$plain under "Intel.R. MPI Library[^(]*\($mpis/intel"
+PATH=$(with openmpi) under "Open MPI v5[^(]*\($mpis"
+PATH=$(with mpich) under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi.so.12"
+PATH=$(with mpich) under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi_abi.so" SIRTAKI_MPI_FAMILY=abi
+start=(bash "$top/tests/support/mpirun.sh" 2)   # sirtakirun does not know Intel's launcher
+PATH=$(with intel) under "Intel.R. MPI Library[^(]*\($mpis/intel"
 
 # A script of Horovod's runs as it is.
 cat >"$work/script.py" <<'EOF'
@@ -98,10 +101,11 @@ hvd.init()
 assert hvd.size() == 2 and hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [2, 2, 2]
 print("horovod.torch on rank", hvd.rank())
 EOF
-OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH=$mpis/openmpi/bin:$plain \
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH=$(with openmpi) \
   sirtakirun --as-horovod -np 2 --oversubscribe python "$work/script.py" >"$work/output" 2>&1 || fail "import horovod.torch"
 [ "$(grep -c 'horovod.torch on rank' "$work/output")" = 2 ] || fail "import horovod.torch: not on both ranks"
 
+PATH=$work/env/bin:/usr/local/bin:/usr/bin:/bin
 # Another torch than the wheel's is refused by name.
 mkdir "$work/other"
 cp -r "$site/sirtaki" "$work/other/"
@@ -110,13 +114,12 @@ sed -i 's/^torch_version = .*/torch_version = "1.13.1"/' "$work/other/sirtaki/_b
 grep -q "ImportError: sirtaki .* was built with torch 1.13.1, but torch $series" "$work/output" || fail "another torch: a bad message"
 
 # With a compiler: a project of C++.
-PATH=$work/env/bin:/usr/local/bin:/usr/bin:/bin
 cp "$top"/tests/package/{CMakeLists.txt,main.cc,mpi_main.cc} "$work/"
 cmake -S "$work" -B "$work/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$(python -m sirtaki --cmake-prefix-path)" >"$work/output" 2>&1 ||
   fail "find_package(Sirtaki)"
 cmake --build "$work/build" >"$work/output" 2>&1 || fail "a C++ project does not build"
 ldd "$work/build/outside" >"$work/output"
 grep -F "$site/sirtaki/lib/libsirtaki.so" "$work/output" >/dev/null || fail "a C++ project has another libsirtaki.so"
-PATH=$mpis/openmpi/bin:$plain bash "$top/tests/support/mpirun.sh" 2 "$work/build/outside" >"$work/output" 2>&1 || fail "a C++ project does not run"
+PATH=$(with openmpi) bash "$top/tests/support/mpirun.sh" 2 "$work/build/outside" >"$work/output" 2>&1 || fail "a C++ project does not run"
 [ "$(grep -c 'of 2: loss' "$work/output")" = 2 ] || fail "a C++ project does not run on 2 ranks"
 echo "wheel: all as expected"
