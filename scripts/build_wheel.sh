@@ -69,7 +69,7 @@ for python in "${pythons[@]}"; do
     --config-settings cmake.define.SIRTAKI_EXAMPLES=ON \
     --config-settings cmake.define.SIRTAKI_STATIC_DEPENDENCIES=ON \
     --config-settings cmake.define.CMAKE_CXX_FLAGS_RELEASE="-O3 -DNDEBUG" \
-    --config-settings cmake.define.CMAKE_CXX_FLAGS="-include $PWD/scripts/older_libstdcxx.h" \
+    --config-settings cmake.define.CMAKE_CXX_FLAGS="-include $PWD/scripts/older_libstdcxx.h -ffile-prefix-map=$PWD/=" \
     --config-settings cmake.define.SIRTAKI_PCH=OFF   # a precompiled header would have to come first
   # Highway's library comes along, as Debian has it as a shared one alone.
   PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$platform" --only-plat --exclude 'libtorch*' --exclude 'libc10*' \
