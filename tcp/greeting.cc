@@ -30,7 +30,7 @@ constexpr std::size_t kLongestReason = 1000;
 
 struct Opening {
   std::array<char, 8> magic = kMagic;
-  std::uint32_t line = 0;
+  std::uint32_t purpose = 0;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::array<char, kChallengeBytes> challenge{};
@@ -100,7 +100,7 @@ asio::awaitable<Status> Greet(Socket socket, std::string secret, Caller self, in
                               core::TimePoint deadline) {
   const Watch watch(socket, deadline);
   Opening opening{
-      .line = static_cast<std::uint32_t>(self.line), .rank = self.rank, .size = self.size};
+      .purpose = static_cast<std::uint32_t>(self.purpose), .rank = self.rank, .size = self.size};
   Status status = MakeChallenge(&opening.challenge);
   if (status.ok()) status = co_await WriteAll(socket, BytesOf(opening));
   Reply reply;
@@ -140,7 +140,7 @@ asio::awaitable<Status> Answer(Socket socket, std::string secret, int self,
   if (!core::IsSame(theirs, Proof(secret, "caller", opening, self, reply.challenge))) {
     co_return Stranger("it does not know this job's secret (SIRTAKI_SECRET)");
   }
-  *caller = {static_cast<Line>(opening.line), opening.rank, opening.size};
+  *caller = {static_cast<Purpose>(opening.purpose), opening.rank, opening.size};
   const std::string why_not = judge(*caller).substr(0, kLongestReason);
   const auto length = static_cast<std::uint16_t>(why_not.size());
   status = co_await WriteAll(socket, BytesOf(length) + why_not);

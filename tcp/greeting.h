@@ -3,7 +3,7 @@
 // crosses the connection.
 //
 //   caller                              called
-//   magic, line, rank, size, challenge ->
+//   magic, purpose, rank, size, challenge ->
 //                                      <- its challenge and its proof
 //   proof                              ->
 //                                      <- length and text of why not; no text: welcome
@@ -34,10 +34,10 @@ namespace asio = boost::asio;
 using Socket = std::shared_ptr<asio::ip::tcp::socket>;
 
 // What a connection is for.
-enum class Line : std::uint8_t { kMeeting, kControl, kUrgent, kBulk };
+enum class Purpose : std::uint8_t { kMeeting, kControl, kUrgent, kBulk };
 
 struct Caller {
-  Line line = Line::kMeeting;
+  Purpose purpose = Purpose::kMeeting;
   int rank = -1;
   int size = 0;
 };

@@ -4,24 +4,17 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/executor_work_guard.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/redirect_error.hpp>
-#include <boost/asio/this_coro.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <sstream>
 #include <utility>
 
 #include "core/base/hmac.h"
 #include "core/base/text.h"
-#include "tcp/greeting.h"
+#include "tcp/door.h"
 
 namespace sirtaki::tcp {
 
@@ -34,64 +27,11 @@ using Error = boost::system::error_code;
 
 namespace {
 
-// Longer than a greeting takes, also on a host that is overloaded.
-constexpr auto kGreetingTime = std::chrono::seconds(10);
 constexpr auto kConnectTime = std::chrono::seconds(5);
 constexpr auto kTryAgain = std::chrono::milliseconds(50);
-// Connections that have not proven themselves yet, beside those of ranks.
-constexpr std::size_t kMostStrangers = 64;
 constexpr std::uint32_t kLongestFrame = std::uint32_t{256} << 20;
 constexpr std::size_t kLines = 3;
 constexpr std::size_t kTokenBytes = 16;
-
-asio::awaitable<void> Sleep(core::Duration time) {
-  asio::steady_timer timer(co_await asio::this_coro::executor, time);
-  Error ignored;
-  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
-}
-
-asio::ip::address Plain(const asio::ip::address& address) {
-  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
-  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
-}
-
-std::string TextOf(const tcp::endpoint& end) {
-  std::ostringstream text;
-  text << tcp::endpoint(Plain(end.address()), end.port());
-  return text.str();
-}
-
-// Whether the ranks meet where no other host can come.
-bool IsOnlyHere(const std::string& address) {
-  Error error;
-  const auto number = asio::ip::make_address(address, error);
-  return address == "localhost" || (!error && Plain(number).is_loopback());
-}
-
-// Listens at all addresses of this host, or at the loopback's alone.
-Status Listen(bool only_here, const std::string& address, int port, tcp::acceptor* acceptor) {
-  const auto number = static_cast<unsigned short>(port);
-  Error error;
-  tcp::endpoint end(tcp::v6(), number);
-  if (only_here) {
-    const auto given = asio::ip::make_address(address, error);
-    end = {error ? asio::ip::make_address("127.0.0.1") : given, number};
-  }
-  error = {};
-  acceptor->open(end.protocol(), error);
-  if (error && !only_here) {  // without IPv6
-    end = {tcp::v4(), number};
-    acceptor->open(end.protocol(), error);
-  }
-  if (!error && !only_here && end.protocol() == tcp::v6()) {
-    acceptor->set_option(asio::ip::v6_only(false), error);
-  }
-  if (!error) acceptor->set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) fcntl(acceptor->native_handle(), F_SETFD, FD_CLOEXEC);
-  if (!error) acceptor->bind(end, error);
-  if (!error) acceptor->listen(SOMAXCONN, error);
-  return error ? Status(StatusCode::kBackend, error.message()) : Status::Ok();
-}
 
 std::string NumbersText(const std::vector<int>& ranks) {
   constexpr std::size_t kMost = 8;
@@ -155,84 +95,10 @@ bool Unpack(const std::string& packed, std::vector<std::string>* texts) {
 }  // namespace
 
 struct Meeting::Impl {
-  explicit Impl(Place where) : place(std::move(where)) {
+  explicit Impl(Place where)
+      : place(std::move(where)),
+        door(tasks, place.rank, kLines * static_cast<std::size_t>(place.size)) {
     peers.resize(static_cast<std::size_t>(place.rank == 0 ? place.size : 1));
-  }
-
-  // Runs what was spawned until `done`, a failure or the deadline, which is no failure yet.
-  void Drive(TimePoint deadline, const std::function<bool()>& done) {
-    while (failure.ok() && !done() && Clock::now() < deadline) io.run_one_until(deadline);
-  }
-
-  void Spawn(asio::awaitable<void> task) {
-    asio::co_spawn(io, std::move(task), [this](const std::exception_ptr& thrown) {
-      if (!thrown) return;
-      try {
-        std::rethrow_exception(thrown);
-      } catch (...) {
-        Fail(core::StatusOfException());
-      }
-    });
-  }
-
-  void Fail(Status why) {
-    if (failure.ok()) failure = std::move(why);
-  }
-
-  // What is done with connections that come: `judge` as for Answer, `take` those that are welcome;
-  // `refused` when a rank of this job has learned why it is not.
-  struct Door {
-    std::string secret;
-    TimePoint deadline;
-    std::function<std::string(const Caller&)> judge;
-    std::function<void(const Caller&, Socket)> take;
-    std::function<void(const std::string&)> refused;
-  };
-
-  asio::awaitable<void> AcceptAll(std::shared_ptr<tcp::acceptor> at, Door door) {
-    for (;;) {
-      const auto socket = std::make_shared<tcp::socket>(io);
-      Error error;
-      co_await at->async_accept(*socket, asio::redirect_error(asio::use_awaitable, error));
-      if (!at->is_open()) co_return;
-      if (error) {
-        co_await Sleep(kTryAgain);  // there may be no room for it now
-        continue;
-      }
-      Prepare(socket);
-      MakeRoom(socket);
-      Spawn(AnswerOne(socket, door));
-    }
-  }
-
-  asio::awaitable<void> AnswerOne(Socket socket, Door door) {
-    Caller caller;
-    Error ignored;
-    const std::string from = TextOf(socket->remote_endpoint(ignored));
-    const Status status =
-        co_await Answer(socket, door.secret, place.rank, door.judge,
-                        std::min(door.deadline, Clock::now() + kGreetingTime), &caller);
-    std::erase_if(greeting, [&](const auto& one) { return one.lock() == socket; });
-    if (status.ok()) co_return door.take(caller, socket);
-    if (status.code() == StatusCode::kInvalidArgument) door.refused(status.message());
-    if (status.code() != StatusCode::kProtocol) co_return;
-    ++strangers;
-    stranger = from + ": " + status.message();
-  }
-
-  // Of too many that have proven nothing the oldest goes.
-  void MakeRoom(const Socket& socket) {
-    greeting.push_back(socket);
-    if (greeting.size() <= kMostStrangers + kLines * static_cast<std::size_t>(place.size)) return;
-    Error ignored;
-    if (const Socket oldest = greeting.front().lock()) oldest->close(ignored);
-    greeting.pop_front();
-  }
-
-  std::string StrangersText() const {
-    if (strangers == 0) return {};
-    return "; " + std::to_string(strangers) + " connections were refused, the last from " +
-           stranger;
   }
 
   // ---- the meeting ----
@@ -240,7 +106,7 @@ struct Meeting::Impl {
   std::string Judge(const Caller& caller) {
     const std::string who = "rank " + std::to_string(caller.rank);
     std::string why;
-    if (caller.line != Line::kMeeting) {
+    if (caller.purpose != Purpose::kMeeting) {
       why = who + " wants something else than to meet";
     } else if (caller.size != place.size) {
       why = who + " is one of " + std::to_string(caller.size) + ", rank 0 one of " +
@@ -254,7 +120,7 @@ struct Meeting::Impl {
   }
 
   Status Host(TimePoint deadline) {
-    const Status listens = Open(place.port);
+    const Status listens = door.Open(place.address, place.port);
     if (!listens.ok()) {
       return {
           listens.code(),
@@ -263,32 +129,31 @@ struct Meeting::Impl {
               "; SIRTAKI_PORT, the same on all ranks, chooses another (else it is MASTER_PORT)"};
     }
     int there = 1;
-    Spawn(AcceptAll(acceptor,
-                    {place.secret, deadline, [this](const Caller& caller) { return Judge(caller); },
-                     [this, &there](const Caller& caller, Socket socket) {
-                       Socket& seat = peers[static_cast<std::size_t>(caller.rank)];
-                       if (seat) return Fail({StatusCode::kMismatch, Judge(caller)});
-                       seat = std::move(socket);
-                       ++there;
-                     },
-                     [this](const std::string& why) {
-                       Fail({StatusCode::kMismatch, why});
-                     }}));
-    Drive(deadline, [&] { return there == place.size; });
-    CloseDoor();
-    if (!failure.ok() || there == place.size) return failure;
+    door.Receive({place.secret, deadline, [this](const Caller& caller) { return Judge(caller); },
+                  [this, &there](const Caller& caller, Socket socket) {
+                    Socket& seat = peers[static_cast<std::size_t>(caller.rank)];
+                    if (seat) return tasks.Fail({StatusCode::kMismatch, Judge(caller)});
+                    seat = std::move(socket);
+                    ++there;
+                  },
+                  [this](const std::string& why) {
+                    tasks.Fail({StatusCode::kMismatch, why});
+                  }});
+    tasks.Drive(deadline, [&] { return there == place.size; });
+    door.Close();
+    if (!tasks.failure().ok() || there == place.size) return tasks.failure();
     std::vector<int> missing;
     for (int rank = 1; rank < place.size; ++rank) {
       if (!peers[static_cast<std::size_t>(rank)]) missing.push_back(rank);
     }
     return {StatusCode::kTimedOut, NumbersText(missing) + " did not come to rank 0 (" +
                                        place.address + ":" + std::to_string(place.port) +
-                                       ") within start_timeout" + StrangersText()};
+                                       ") within start_timeout" + door.StrangersText()};
   }
 
   asio::awaitable<void> Reach(TimePoint deadline) {
     const std::string port = std::to_string(place.port);
-    tcp::resolver resolver(io);
+    tcp::resolver resolver(tasks.io());
     for (;; co_await Sleep(kTryAgain)) {
       Error error;
       const auto found = co_await resolver.async_resolve(
@@ -299,7 +164,7 @@ struct Meeting::Impl {
         continue;
       }
       for (const auto& entry : found) {
-        const auto socket = std::make_shared<tcp::socket>(io);
+        const auto socket = std::make_shared<tcp::socket>(tasks.io());
         const Status status = co_await ConnectTo(socket, entry.endpoint(), deadline);
         if (status.ok()) {
           peers[0] = socket;
@@ -307,8 +172,8 @@ struct Meeting::Impl {
         }
         last = TextOf(entry.endpoint()) + ": " + status.message();
         if (status.code() == StatusCode::kPeerLost) continue;
-        co_return Fail({status.code(), "rank " + std::to_string(place.rank) +
-                                           " was refused by what listens at " + last});
+        co_return tasks.Fail({status.code(), "rank " + std::to_string(place.rank) +
+                                                 " was refused by what listens at " + last});
       }
     }
   }
@@ -321,31 +186,16 @@ struct Meeting::Impl {
     }
     if (error) co_return Status(StatusCode::kPeerLost, error.message());
     Prepare(socket);
-    co_return co_await Greet(socket, place.secret, {Line::kMeeting, place.rank, place.size}, 0,
+    co_return co_await Greet(socket, place.secret, {Purpose::kMeeting, place.rank, place.size}, 0,
                              deadline);
   }
 
   Status Visit(TimePoint deadline) {
-    Spawn(Reach(deadline));
-    Drive(deadline, [this] { return peers[0] != nullptr; });
-    if (!failure.ok() || peers[0]) return failure;
+    tasks.Spawn(Reach(deadline));
+    tasks.Drive(deadline, [this] { return peers[0] != nullptr; });
+    if (!tasks.failure().ok() || peers[0]) return tasks.failure();
     return {StatusCode::kTimedOut, "rank " + std::to_string(place.rank) +
                                        " did not reach rank 0 within start_timeout: " + last};
-  }
-
-  Status Open(int port) {
-    acceptor = std::make_shared<tcp::acceptor>(io);
-    return Listen(IsOnlyHere(place.address), place.address, port, acceptor.get());
-  }
-
-  void CloseDoor() {
-    Error ignored;
-    acceptor->close(ignored);
-    for (const auto& one : greeting) {
-      if (const Socket socket = one.lock()) socket->close(ignored);
-    }
-    greeting.clear();
-    io.poll();  // what waited there ends
   }
 
   // ---- exchanges ----
@@ -370,23 +220,23 @@ struct Meeting::Impl {
 
   asio::awaitable<void> Read(Socket socket, int rank, std::string* text, int* left) {
     Status status = co_await ReadFrame(std::move(socket), text);
-    if (!status.ok()) co_return Fail(Named(std::move(status), rank));
+    if (!status.ok()) co_return tasks.Fail(Named(std::move(status), rank));
     --*left;
   }
   asio::awaitable<void> Write(Socket socket, int rank, const std::string* frame, int* left) {
     Status status = co_await WriteAll(std::move(socket), *frame);
-    if (!status.ok()) co_return Fail(Named(std::move(status), rank));
+    if (!status.ok()) co_return tasks.Fail(Named(std::move(status), rank));
     --*left;
   }
 
   // What is under way refers to `left` and texts of the caller, who destroys the meeting then.
   Status Wait(const int& left, TimePoint deadline, const char* what) {
-    Drive(deadline, [&left] { return left == 0; });
-    if (failure.ok() && left > 0) {
-      Fail({StatusCode::kTimedOut,
-            std::string("the ranks did not ") + what + " within start_timeout"});
+    tasks.Drive(deadline, [&left] { return left == 0; });
+    if (tasks.failure().ok() && left > 0) {
+      tasks.Fail({StatusCode::kTimedOut,
+                  std::string("the ranks did not ") + what + " within start_timeout"});
     }
-    return failure;
+    return tasks.failure();
   }
 
   // ---- connections of each with each ----
@@ -425,8 +275,9 @@ struct Meeting::Impl {
     Status failure;
   };
 
-  asio::awaitable<void> Call(std::shared_ptr<Calls> calls, int rank, Line line, tcp::endpoint end) {
-    const auto socket = std::make_shared<tcp::socket>(io);
+  asio::awaitable<void> Call(std::shared_ptr<Calls> calls, int rank, Purpose purpose,
+                             tcp::endpoint end) {
+    const auto socket = std::make_shared<tcp::socket>(tasks.io());
     Error error;
     {
       const Watch watch(socket, calls->deadline);
@@ -435,11 +286,12 @@ struct Meeting::Impl {
     Status status = error ? Status(StatusCode::kPeerLost, error.message()) : Status::Ok();
     if (status.ok()) {
       Prepare(socket);
-      const Caller self{line, place.rank, place.size};
+      const Caller self{purpose, place.rank, place.size};
       status = co_await Greet(socket, calls->secret, self, rank, calls->deadline);
     }
     if (status.ok()) {
-      calls->sockets[static_cast<std::size_t>(rank)][static_cast<std::size_t>(line) - 1] = socket;
+      calls->sockets[static_cast<std::size_t>(rank)][static_cast<std::size_t>(purpose) - 1] =
+          socket;
       --calls->left;
     } else if (calls->failure.ok()) {
       calls->failure = {status.code(), NameOf(place.rank) + " cannot connect to " + NameOf(rank) +
@@ -450,7 +302,7 @@ struct Meeting::Impl {
 
   // Where a caller's socket goes; null: it has no business here.
   Socket* SeatOf(const Caller& caller, Calls* calls) const {
-    const auto line = static_cast<std::size_t>(caller.line) - 1;
+    const auto line = static_cast<std::size_t>(caller.purpose) - 1;
     if (caller.rank <= place.rank || caller.rank >= place.size || line >= kLines) return nullptr;
     Socket* seat = &calls->sockets[static_cast<std::size_t>(caller.rank)][line];
     return *seat ? nullptr : seat;
@@ -460,25 +312,25 @@ struct Meeting::Impl {
   Status ConnectAll(const std::shared_ptr<Calls>& calls, const std::vector<tcp::endpoint>& ends) {
     calls->sockets.resize(static_cast<std::size_t>(place.size));
     calls->left = static_cast<int>(kLines) * (place.size - 1);
-    Spawn(AcceptAll(acceptor, {calls->secret, calls->deadline,
-                               [this, calls](const Caller& caller) {
-                                 return SeatOf(caller, calls.get()) ? "" : "nobody expects it";
-                               },
-                               [this, calls](const Caller& caller, Socket socket) {
-                                 Socket* seat = SeatOf(caller, calls.get());
-                                 if (seat == nullptr) return;
-                                 *seat = std::move(socket);
-                                 --calls->left;
-                               },
-                               [](const std::string&) {}}));
+    door.Receive({calls->secret, calls->deadline,
+                  [this, calls](const Caller& caller) {
+                    return SeatOf(caller, calls.get()) ? "" : "nobody expects it";
+                  },
+                  [this, calls](const Caller& caller, Socket socket) {
+                    Socket* seat = SeatOf(caller, calls.get());
+                    if (seat == nullptr) return;
+                    *seat = std::move(socket);
+                    --calls->left;
+                  },
+                  [](const std::string&) {}});
     for (int rank = 0; rank < place.rank; ++rank) {
-      for (const Line line : {Line::kControl, Line::kUrgent, Line::kBulk}) {
-        Spawn(Call(calls, rank, line, ends[static_cast<std::size_t>(rank)]));
+      for (const Purpose purpose : {Purpose::kControl, Purpose::kUrgent, Purpose::kBulk}) {
+        tasks.Spawn(Call(calls, rank, purpose, ends[static_cast<std::size_t>(rank)]));
       }
     }
-    Drive(calls->deadline, [&calls] { return calls->left == 0 || !calls->failure.ok(); });
-    CloseDoor();
-    if (!failure.ok()) return failure;
+    tasks.Drive(calls->deadline, [&calls] { return calls->left == 0 || !calls->failure.ok(); });
+    door.Close();
+    if (!tasks.failure().ok()) return tasks.failure();
     if (!calls->failure.ok() || calls->left == 0) return calls->failure;
     std::vector<int> missing;
     for (int rank = 0; rank < place.size; ++rank) {
@@ -489,20 +341,15 @@ struct Meeting::Impl {
     }
     return {StatusCode::kTimedOut, NameOf(place.rank) + " has no connection with " +
                                        NumbersText(missing) + " within start_timeout" +
-                                       StrangersText()};
+                                       door.StrangersText()};
   }
 
   Place place;
   std::vector<std::string> hosts;
-  Status failure;
   std::string last = "no answer";  // why rank 0 was not reached yet
-  int strangers = 0;
-  std::string stranger;
-  asio::io_context io{1};
-  asio::executor_work_guard<asio::io_context::executor_type> work{io.get_executor()};
-  std::shared_ptr<tcp::acceptor> acceptor;
+  Tasks tasks;
+  Door door;
   std::vector<Socket> peers;  // of rank 0: by rank; of others: rank 0 alone
-  std::deque<std::weak_ptr<tcp::socket>> greeting;
 };
 
 Meeting::Meeting(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -523,7 +370,7 @@ Status Meeting::Begin(const Place& place, TimePoint deadline, std::unique_ptr<Me
 Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
                          std::vector<std::string>* all) {
   Impl& impl = *impl_;
-  if (!impl.failure.ok()) return impl.failure;
+  if (!impl.tasks.failure().ok()) return impl.tasks.failure();
   all->assign(static_cast<std::size_t>(impl.place.size), {});
   all->at(static_cast<std::size_t>(impl.place.rank)) = mine;
   if (impl.place.size == 1) return Status::Ok();
@@ -531,7 +378,7 @@ Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
     int left = impl.place.size - 1;
     for (int rank = 1; rank < impl.place.size; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
-      impl.Spawn(impl.Read(impl.peers[index], rank, &all->at(index), &left));
+      impl.tasks.Spawn(impl.Read(impl.peers[index], rank, &all->at(index), &left));
     }
     Status status = impl.Wait(left, deadline, "tell rank 0 what they agree on");
     if (!status.ok()) {
@@ -541,20 +388,20 @@ Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
     const std::string frame = FrameOf(FrameKind::kText, Packed(*all));
     left = impl.place.size - 1;
     for (int rank = 1; rank < impl.place.size; ++rank) {
-      impl.Spawn(impl.Write(impl.peers[static_cast<std::size_t>(rank)], rank, &frame, &left));
+      impl.tasks.Spawn(impl.Write(impl.peers[static_cast<std::size_t>(rank)], rank, &frame, &left));
     }
     return impl.Wait(left, deadline, "take what rank 0 told them");
   }
   const std::string frame = FrameOf(FrameKind::kText, mine);
   std::string packed;
   int left = 2;
-  impl.Spawn(impl.Write(impl.peers[0], 0, &frame, &left));
-  impl.Spawn(impl.Read(impl.peers[0], 0, &packed, &left));
+  impl.tasks.Spawn(impl.Write(impl.peers[0], 0, &frame, &left));
+  impl.tasks.Spawn(impl.Read(impl.peers[0], 0, &packed, &left));
   Status status = impl.Wait(left, deadline, "meet at rank 0");
   if (status.ok() && !Unpack(packed, all)) {
-    impl.Fail({StatusCode::kProtocol, "rank 0 told what no rank tells"});
+    impl.tasks.Fail({StatusCode::kProtocol, "rank 0 told what no rank tells"});
   }
-  return impl.failure;
+  return impl.tasks.failure();
 }
 
 Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadline,
@@ -563,9 +410,8 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
   impl.hosts = hosts;
   // A rank that cannot connect tells the others by an exchange, for which there has to be time.
   const TimePoint connect_by = Clock::now() + (deadline - Clock::now()) / 4 * 3;
-  const Status opened = impl.Open(0);
-  Error ignored;
-  const int port = opened.ok() ? impl.acceptor->local_endpoint(ignored).port() : 0;
+  const Status opened = impl.door.Open(impl.place.address, 0);
+  const int port = opened.ok() ? impl.door.port() : 0;
   const std::string mine = impl.place.rank == 0 ? impl.AddressBook() : "";
   std::vector<std::string> told;
   Status status = Exchange(Packed({std::to_string(port), mine}), deadline, &told);
@@ -593,10 +439,10 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
   if (!status.ok()) return status;
   lines->clear();
   for (auto& there : calls->sockets) {
-    std::array<core::Descriptor, kLines> fds;
+    std::array<Line, kLines> fds;
     for (std::size_t line = 0; line < kLines; ++line) {
       if (!there[line]) continue;
-      fds[line] = core::Descriptor(there[line]->release());
+      fds[line] = Line(core::Descriptor(there[line]->release()));
       fcntl(fds[line].get(), F_SETFL, O_RDWR | O_NONBLOCK);
     }
     lines->push_back({std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});

@@ -6,18 +6,18 @@
 #include <string>
 #include <vector>
 
-#include "core/base/descriptor.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "tcp/line.h"
 #include "tcp/place.h"
 
 namespace sirtaki::tcp {
 
 // The connections of this rank to one other.
 struct Lines {
-  core::Descriptor control;  // the engines' messages
-  core::Descriptor urgent;   // collectives of the small lane
-  core::Descriptor bulk;     // everything else
+  Line control;  // the engines' messages
+  Line urgent;   // collectives of the small lane
+  Line bulk;     // everything else
 };
 
 // Not thread-safe: it belongs to the thread that starts the session.

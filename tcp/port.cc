@@ -61,7 +61,7 @@ class Transfers final : public ops::Completion {
   Status status_;
 };
 
-std::vector<std::unique_ptr<Stream>> StreamsOf(std::vector<core::Descriptor> lines, int own_rank,
+std::vector<std::unique_ptr<Stream>> StreamsOf(std::vector<Line> lines, int own_rank,
                                                const std::vector<std::string>& hosts) {
   std::vector<std::unique_ptr<Stream>> streams(lines.size());
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -74,7 +74,7 @@ std::vector<std::unique_ptr<Stream>> StreamsOf(std::vector<core::Descriptor> lin
 
 }  // namespace
 
-Port::Port(int rank, std::vector<core::Descriptor> urgent, std::vector<core::Descriptor> bulk,
+Port::Port(int rank, std::vector<Line> urgent, std::vector<Line> bulk,
            const std::vector<std::string>& hosts)
     : rank_(rank),
       size_(static_cast<int>(bulk.size())),

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/descriptor.h"
 #include "ops/base/stop_sign.h"
 #include "ops/inproc/inproc_port.h"
 #include "ops/wire/port.h"
@@ -19,7 +18,7 @@ class Port final : public ops::wire::Port {
  public:
   // `urgent`, `bulk`: connections by rank, which do not block; this rank has none. `hosts`: their
   // names, for texts.
-  Port(int rank, std::vector<core::Descriptor> urgent, std::vector<core::Descriptor> bulk,
+  Port(int rank, std::vector<Line> urgent, std::vector<Line> bulk,
        const std::vector<std::string>& hosts);
 
   std::string_view name() const override { return "tcp"; }

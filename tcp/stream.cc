@@ -25,7 +25,7 @@ constexpr std::size_t kMostPieces = 16;  // of memory, in one call of the system
 
 }  // namespace
 
-Stream::Stream(core::Descriptor line, int own_rank, int rank, std::string host)
+Stream::Stream(Line line, int own_rank, int rank, std::string host)
     : own_rank_(own_rank),
       rank_(rank),
       host_(std::move(host)),
@@ -358,7 +358,7 @@ Status Stream::Nonsense() const {
 }
 
 void Stream::Lose(int error) {
-  (void)line_.Close();
+  line_.Close();
   loss_.Note(rank_, host_, error);
 }
 
@@ -366,7 +366,7 @@ void Stream::Lose(int error) {
 void Stream::End(Status why) {
   if (!ended_.ok()) return;
   ended_ = std::move(why);
-  (void)line_.Close();
+  line_.Close();
   incoming_ = {};
   for (auto& [key, box] : boxes_) {
     for (auto& [number, transfer] : box.expected) Finish(transfer, ended_);

@@ -18,10 +18,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/base/descriptor.h"
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
 #include "ops/wire/port.h"
+#include "tcp/line.h"
 #include "tcp/loss.h"
 
 namespace sirtaki::tcp {
@@ -42,7 +42,7 @@ struct Transfer {
 class Stream {
  public:
   // `line` does not block. `rank`, `host`: of the other end.
-  Stream(core::Descriptor line, int own_rank, int rank, std::string host);
+  Stream(Line line, int own_rank, int rank, std::string host);
 
   void Start(ops::wire::Envelope envelope, Transfer* transfer) SIRTAKI_EXCLUDES(mutex_);
   // Whether a transfer is not done. The medium has to move all of them, whichever is looked after: a
@@ -125,7 +125,7 @@ class Stream {
   const std::string host_;
   std::atomic<int> pending_{0};  // transfers
   core::Mutex mutex_;
-  core::Descriptor line_ SIRTAKI_GUARDED_BY(mutex_);
+  Line line_ SIRTAKI_GUARDED_BY(mutex_);
   Loss loss_ SIRTAKI_GUARDED_BY(mutex_);
   core::Status ended_ SIRTAKI_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, Box> boxes_ SIRTAKI_GUARDED_BY(mutex_);

@@ -34,7 +34,7 @@ void Append(Bytes* bytes, const void* memory, std::size_t count) {
 
 }  // namespace
 
-Transport::Transport(int rank, std::vector<core::Descriptor> lines, std::vector<std::string> hosts)
+Transport::Transport(int rank, std::vector<Line> lines, std::vector<std::string> hosts)
     : rank_(rank),
       hosts_(std::move(hosts)),
       ready_(epoll_create1(EPOLL_CLOEXEC)),
@@ -85,7 +85,7 @@ void Transport::Lose(int rank, int error) {
   if (!peer.outbox.empty()) --sending_;
   peer.outbox.clear();
   peer.sent = 0;
-  (void)peer.line.Close();
+  peer.line.Close();
   if (!peer.said_farewell && !farewell_)
     loss_.Note(rank, hosts_[static_cast<std::size_t>(rank)], error);
 }

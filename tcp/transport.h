@@ -13,6 +13,7 @@
 #include "core/base/descriptor.h"
 #include "core/protocol/transport.h"
 #include "core/threads/doorbell.h"
+#include "tcp/line.h"
 #include "tcp/loss.h"
 
 namespace sirtaki::tcp {
@@ -21,7 +22,7 @@ class Transport final : public core::Transport {
  public:
   // `lines`: the connections by rank, which do not block; this rank has none. `hosts`: their names,
   // for texts.
-  Transport(int rank, std::vector<core::Descriptor> lines, std::vector<std::string> hosts);
+  Transport(int rank, std::vector<Line> lines, std::vector<std::string> hosts);
 
   // After SayFarewell it waits for the others' for a moment, so that nothing that is on its way is
   // lost.
@@ -45,7 +46,7 @@ class Transport final : public core::Transport {
 
  private:
   struct Peer {
-    core::Descriptor line;
+    Line line;
     core::Bytes outbox;  // not sent yet, from `sent` on
     std::size_t sent = 0;
     core::Bytes inbox;  // of messages that are not whole yet

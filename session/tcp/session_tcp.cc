@@ -84,9 +84,9 @@ class TcpMedium final : public Medium {
     group.pool = PoolOfProcess(options.config, topology_.local_size);
     status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
     if (!status.ok()) return status;
-    std::vector<core::Descriptor> control;
-    std::vector<core::Descriptor> urgent;
-    std::vector<core::Descriptor> bulk;
+    std::vector<tcp::Line> control;
+    std::vector<tcp::Line> urgent;
+    std::vector<tcp::Line> bulk;
     for (tcp::Lines& one : lines) {
       control.push_back(std::move(one.control));
       urgent.push_back(std::move(one.urgent));

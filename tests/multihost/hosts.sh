@@ -5,7 +5,8 @@
 #
 #   hosts_up N [RATE BURST]  N hosts, h1 to hN; what each can send, and how much at once, as tc takes it (1gbit 256kb)
 #   on_host K COMMAND...     runs a command on host K
-#   across HOSTS COMMAND...  mpirun from host 1 on "h1:2,h2:2"; gives SIRTAKI_* along. SIRTAKI_MPIRUN_FLAGS: more flags
+#   across HOSTS COMMAND...  mpirun from host 1 on "h1:2,h2:2"; gives SIRTAKI_* along. SIRTAKI_MPIRUN_FLAGS: more flags.
+#                            SIRTAKI_TEST_MEDIUM=tcp: the ranks that it starts join their job over TCP
 #
 # hosts_up ends the script with code 77, and the reason, where hosts cannot be made.
 
@@ -153,8 +154,12 @@ HOST
 hosts_has_own_net() { [ "$(readlink "/proc/$1/ns/net")" != "$(readlink /proc/self/ns/net)" ]; }
 
 across() {
-  local hosts=$1 mpirun=${MPIEXEC:-mpirun} flags name
+  local hosts=$1 mpirun=${MPIEXEC:-mpirun} flags name over=()
   shift
+  if [ "${SIRTAKI_TEST_MEDIUM:-mpi}" = tcp ]; then
+    over=(bash "$hosts_project/tests/support/tcp_rank.sh")
+    export SIRTAKI_SECRET=0123456789abcdef SIRTAKI_TEST_MASTER=10.77.0.1
+  fi
   flags=(-H "$hosts" --bind-to none --mca btl_tcp_if_include veth0)
   while read -r name; do flags+=(-x "$name"); done < <(compgen -e SIRTAKI_ | grep -vx SIRTAKI_MPIRUN_FLAGS)
   case $hosts_mpi in
@@ -170,5 +175,5 @@ across() {
   on_host 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     HYDRA_LAUNCHER_EXTRA_ARGS="-F $hosts_state/ssh_config" MPIR_CVAR_CH4_NETMOD=ofi FI_PROVIDER=tcp FI_TCP_IFACE=veth0 \
-    timeout -k 5 "${SIRTAKI_TEST_SECONDS:-280}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "$@" </dev/null
+    timeout -k 5 "${SIRTAKI_TEST_SECONDS:-280}" "$mpirun" "${flags[@]}" ${SIRTAKI_MPIRUN_FLAGS:-} "${over[@]}" "$@" </dev/null
 }

@@ -99,7 +99,7 @@ def test_arguments_that_are_refused():
                       {"reset_limit": 3}, {"cooldown_range": (1, 2)}, {"host_discovery_script": "hosts.sh"}):
         with pytest.raises(NotImplementedError, match=next(iter(arguments))):
             hvd.run(print, **arguments)
-    for arguments in ({"use_gloo": True}, {"np": 0}, {"num_proc": 0},
+    for arguments in ({"use_gloo": True, "use_mpi": True}, {"np": 0}, {"num_proc": 0},
                       {"network_interface": "a", "network_interfaces": "b"}):
         with pytest.raises(ValueError):
             hvd.run(print, **arguments)

@@ -100,7 +100,7 @@ TEST_F(MeetingTest, RanksMeetTellEachOtherAndConnectEachWithEach) {
     for (int other = 0; other < kSize; ++other) {
       Lines& there = lines[static_cast<std::size_t>(other)];
       int line = 0;
-      for (const core::Descriptor* fd : {&there.control, &there.urgent, &there.bulk}) {
+      for (const Line* fd : {&there.control, &there.urgent, &there.bulk}) {
         ASSERT_EQ(fd->valid(), other != rank);
         const char said = static_cast<char>(rank * 3 + line++);
         if (fd->valid()) {
@@ -108,7 +108,7 @@ TEST_F(MeetingTest, RanksMeetTellEachOtherAndConnectEachWithEach) {
         }
       }
       line = 0;
-      for (const core::Descriptor* fd : {&there.control, &there.urgent, &there.bulk}) {
+      for (const Line* fd : {&there.control, &there.urgent, &there.bulk}) {
         if (!fd->valid()) continue;
         pollfd ready{fd->get(), POLLIN, 0};
         ASSERT_EQ(poll(&ready, 1, 60'000), 1);

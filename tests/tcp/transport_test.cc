@@ -1,8 +1,10 @@
 #include "tcp/transport.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -46,7 +48,6 @@ class TcpTransportTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto lines = tests::LinesOfAll(2);
-    other_end_ = lines[1][0].get();
     for (int rank = 0; rank < 2; ++rank) {
       ranks_[rank] = std::make_unique<Transport>(
           rank, std::move(lines[static_cast<std::size_t>(rank)]), tests::HostsOf(2));
@@ -64,7 +65,6 @@ class TcpTransportTest : public ::testing::Test {
   }
 
   std::unique_ptr<Transport> ranks_[2];
-  int other_end_ = -1;
 };
 
 TEST_F(TcpTransportTest, AConnectionThatEndsIsALossThatNamesTheRankAndItsHost) {
@@ -98,6 +98,26 @@ TEST_F(TcpTransportTest, AnEndThatWasAnnouncedIsNoLoss) {
   const auto until = Clock::now() + 2 * kGrace;
   while (Clock::now() < until) static_cast<void>(ranks_[0]->TryReceive());
   EXPECT_TRUE(ranks_[0]->health().ok()) << ranks_[0]->health().ToString();
+}
+
+// As the workers of a data loader do.
+TEST_F(TcpTransportTest, AForkedChildDoesNotKeepTheConnectionOpen) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    close(ends[1]);
+    char byte = 0;
+    _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);  // until the parent lets it
+  }
+  ranks_[1].reset();
+  EXPECT_EQ(AwaitFailure().code(), StatusCode::kPeerLost);
+  close(ends[1]);
+  close(ends[0]);
+  int ended = 1;
+  EXPECT_EQ(waitpid(child, &ended, 0), child);
+  EXPECT_EQ(ended, 0);
 }
 
 // A message that nobody has read, on its way the other way, must not take along what was sent.

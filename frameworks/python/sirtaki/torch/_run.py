@@ -98,14 +98,17 @@ def run(
     num_proc (or np), hosts, hostfile, start_timeout, ssh_port, ssh_identity_file, disable_cache, output_filename,
     mpi_args, network_interface(s), oversubscribe: the flags of sirtakirun. verbose: prints its command line.
     executable: the ranks' Python; default: this one. env: variables that the ranks have besides this process's.
-    launcher_args: more flags of sirtakirun. use_mpi: has no effect, since there is no other way.
+    launcher_args: more flags of sirtakirun. use_gloo: sirtakirun starts the ranks itself (--no-mpi), and they talk over
+    TCP; use_mpi: it is an error if there is no MPI (--mpi); by default there may be one.
 
     If `func` raises on a rank, the others are ended and the exception is raised here, with the rank's traceback as its
     cause. RankError is raised if that cannot be, or if a rank ends without a result; ValueError or NotImplementedError
-    for wrong arguments. use_gloo and the arguments of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit,
+    for wrong arguments. The arguments of elastic jobs (min_num_proc, max_num_proc, slots, reset_limit,
     cooldown_range, host_discovery_script) are refused.
     """
-    _refuse(use_gloo, min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other: give one of them")
+    _refuse(min_num_proc=min_num_proc, max_num_proc=max_num_proc, min_np=min_np, max_np=max_np,
             slots=slots, reset_limit=reset_limit, cooldown_range=cooldown_range,
             host_discovery_script=host_discovery_script)
     if hosts is not None and hostfile is not None:
@@ -120,6 +123,7 @@ def run(
                         ("--network-interfaces", _interfaces(network_interface, network_interfaces))):
         if value is not None:
             flags += [flag, str(value)]
+    flags += ["--no-mpi"] if use_gloo else ["--mpi"] if use_mpi else []
     flags += ["--disable-cache"] if disable_cache else []
     flags += ["--oversubscribe"] if oversubscribe else []
     call = _Call(func, tuple(args), dict(kwargs or {}), ranks)
@@ -127,9 +131,7 @@ def run(
                     local=hosts is None and hostfile is None, verbose=bool(verbose))
 
 
-def _refuse(use_gloo, **elastic) -> None:
-    if use_gloo:
-        raise ValueError("use_gloo is not supported: ranks are started by MPI or Slurm")
+def _refuse(**elastic) -> None:
     given = [name for name, value in elastic.items() if value is not None]
     if given:
         raise NotImplementedError(f"{', '.join(given)}: the number of ranks is fixed in this version; leave "
