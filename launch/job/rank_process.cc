@@ -183,7 +183,8 @@ class RankProcess {
     };
     if (IsStartedBySirtakirun(env_)) set(kMediumVariable, "tcp");
     std::string secret;
-    for (const std::uint8_t byte : core::HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
+    for (const std::uint8_t byte :
+         core::HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
       for (const int shift : {4, 0}) secret += "0123456789abcdef"[(byte >> shift) & 0xF];
     }
     set(kSecretVariable, secret);

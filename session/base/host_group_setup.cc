@@ -81,7 +81,8 @@ Status HostGroup::Meet(Medium& medium, const ConnectOptions& options, core::Time
       made->group_.reset();
       if (topology.local_rank == 0 && here.Count() > 1) {
         SIRTAKI_LOG(kWarning, "the ranks of host " + topology.host +
-                                  " cannot share memory, and are as those of different hosts: " + group.message());
+                                  " cannot share memory, and are as those of different hosts: " +
+                                  group.message());
       }
     }
   }

@@ -144,7 +144,7 @@ over_mpi() {
   printed 2 "is process"
   segments=
   for rank in $(sed -n 's/.*is process //p' "$output"); do
-    segments+=" $(grep -oE '/dev/shm/[^ ]+' "/proc/$rank/maps" | sort -u | tr '\n' ' ')"
+    segments+=" $(awk 'match($0, /\/dev\/shm\/[^ ]+/) { print substr($0, RSTART, RLENGTH) }' "/proc/$rank/maps" | sort -u | tr '\n' ' ')"
   done
   kill -KILL "$process"
   { wait "$process"; } 2>/dev/null || true

@@ -41,10 +41,10 @@ std::vector<float> Given(int rank, std::size_t tensor) {
 std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
   std::shared_ptr<Session> session;
   Status status = Session::CreateOfProcess(tests::SessionOptions([&](core::Config& config) {
-                                       config.shared_memory = core::SharedMemoryMode::kOff;
-                                       config.deterministic = deterministic;
-                                     }),
-                                     &session);
+                                             config.shared_memory = core::SharedMemoryMode::kOff;
+                                             config.deterministic = deterministic;
+                                           }),
+                                           &session);
   EXPECT_TRUE(status.ok()) << status.ToString();
   if (!status.ok()) return {};
   const int rank = session->topology().rank;

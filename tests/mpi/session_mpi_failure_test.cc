@@ -1,4 +1,4 @@
-// RANKS: 2 3 4
+// RANKS: 2 4
 // One rank's MPI fails: every rank learns of it, and why. Each test leaves the world as after a
 // failure, so it takes new communicators for each session.
 #include <gtest/gtest.h>
