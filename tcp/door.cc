@@ -25,8 +25,6 @@ using Error = boost::system::error_code;
 
 namespace {
 
-// Longer than a greeting takes, also on a host that is overloaded.
-constexpr auto kGreetingTime = std::chrono::seconds(10);
 constexpr auto kAcceptAgain = std::chrono::milliseconds(50);
 // Connections that have not proven themselves yet, beside those of ranks.
 constexpr std::size_t kMostStrangers = 64;
@@ -132,7 +130,8 @@ asio::awaitable<void> Door::AnswerOne(Socket socket, Rules rules) {
   const Status status =
       co_await Answer(socket, rules.secret, own_rank_, rules.judge, deadline, &caller);
   std::erase_if(greeting_, [&](const auto& one) { return one.lock() == socket; });
-  if (status.ok()) co_return rules.take(caller, socket);
+  // It may have been closed when all was said.
+  if (status.ok() && socket->is_open()) co_return rules.take(caller, socket);
   if (status.code() == StatusCode::kInvalidArgument) rules.refused(status.message());
   if (status.code() != StatusCode::kProtocol) co_return;
   ++strangers_;

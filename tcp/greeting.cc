@@ -66,12 +66,17 @@ Status Stranger(const char* what) { return {StatusCode::kProtocol, what}; }
 }  // namespace
 
 Watch::Watch(const Socket& socket, core::TimePoint deadline)
-    : timer_(socket->get_executor(), deadline) {
+    : deadline_(deadline), timer_(socket->get_executor(), deadline) {
   timer_.async_wait([weak = std::weak_ptr(socket)](const Error& error) {
     const Socket watched = weak.lock();
     Error ignored;
     if (!error && watched) watched->close(ignored);
   });
+}
+
+Status Watch::Judge(Status status) const {
+  if (status.code() != StatusCode::kPeerLost || core::Clock::now() < deadline_) return status;
+  return {StatusCode::kPeerLost, "no answer"};
 }
 
 void Prepare(const Socket& socket) {
@@ -105,7 +110,7 @@ asio::awaitable<Status> Greet(Socket socket, std::string secret, Caller self, in
   if (status.ok()) status = co_await WriteAll(socket, BytesOf(opening));
   Reply reply;
   if (status.ok()) status = co_await ReadAll(socket, &reply, sizeof(reply));
-  if (!status.ok()) co_return status;
+  if (!status.ok()) co_return watch.Judge(status);
   if (!core::IsSame(BytesOf(reply.proof),
                     Proof(secret, "called", opening, called, reply.challenge))) {
     co_return Stranger("it does not know this job's secret (SIRTAKI_SECRET)");
@@ -113,7 +118,7 @@ asio::awaitable<Status> Greet(Socket socket, std::string secret, Caller self, in
   status = co_await WriteAll(socket, Proof(secret, "caller", opening, called, reply.challenge));
   std::uint16_t length = 0;
   if (status.ok()) status = co_await ReadAll(socket, &length, sizeof(length));
-  if (!status.ok() || length == 0) co_return status;
+  if (!status.ok() || length == 0) co_return watch.Judge(status);
   std::string why_not(std::min<std::size_t>(length, kLongestReason), '\0');
   status = co_await ReadAll(socket, why_not.data(), why_not.size());
   if (!status.ok()) co_return status;

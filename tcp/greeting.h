@@ -20,6 +20,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -42,12 +43,18 @@ struct Caller {
   int size = 0;
 };
 
-// While a watch exists its socket is closed at the deadline.
+// Longer than a greeting takes, also on a host that is overloaded.
+inline constexpr auto kGreetingTime = std::chrono::seconds(10);
+
+// A watch closes its socket at the deadline.
 class Watch {
  public:
   Watch(const Socket& socket, core::TimePoint deadline);
+  // The status of what has failed meanwhile: "no answer", if the watch has closed the socket.
+  core::Status Judge(core::Status status) const;
 
  private:
+  const core::TimePoint deadline_;
   asio::steady_timer timer_;
 };
 

@@ -11,7 +11,7 @@ void Loss::Note(int rank, const std::string& host, int error) {
                                      : "failed: " + std::system_category().message(error);
   status_ = {
       core::StatusCode::kPeerLost,
-      "rank " + std::to_string(rank) + " on host " + host + " is lost: its connection " + why,
+      "rank " + std::to_string(rank) + " is lost: its connection from host " + host + " " + why,
       {rank, host, {}}};
 }
 

@@ -1,6 +1,7 @@
 #include "tcp/meeting.h"
 
 #include <fcntl.h>
+#include <poll.h>
 
 #include <algorithm>
 #include <array>
@@ -43,7 +44,7 @@ std::string NumbersText(const std::vector<int>& ranks) {
                                : text + " and " + std::to_string(ranks.size() - kMost) + " more";
 }
 
-// A frame is a byte, a length and so many bytes.
+// A frame is a byte, a length and that many bytes.
 enum class FrameKind : char { kText = '+', kFailure = '!' };
 std::string FrameOf(FrameKind kind, const std::string& text) {
   const auto length = static_cast<std::uint32_t>(text.size());
@@ -103,6 +104,16 @@ struct Meeting::Impl {
 
   // ---- the meeting ----
 
+  // A process that has ended since, and was started again, is welcome.
+  bool IsTaken(Socket* seat) {
+    if (!*seat) return false;
+    pollfd ended{(*seat)->native_handle(), POLLRDHUP, 0};
+    if (poll(&ended, 1, 0) == 0) return true;
+    seat->reset();
+    --have_met;
+    return false;
+  }
+
   std::string Judge(const Caller& caller) {
     const std::string who = "rank " + std::to_string(caller.rank);
     std::string why;
@@ -113,7 +124,7 @@ struct Meeting::Impl {
             std::to_string(place.size) + ": WORLD_SIZE has to be the same everywhere";
     } else if (caller.rank < 1 || caller.rank >= place.size) {
       why = "a process that wants to meet rank 0 says that it is " + who;
-    } else if (peers[static_cast<std::size_t>(caller.rank)]) {
+    } else if (IsTaken(&peers[static_cast<std::size_t>(caller.rank)])) {
       why = "two processes say that they are " + who + ": RANK has to differ";
     }
     return why;
@@ -128,20 +139,19 @@ struct Meeting::Impl {
               " for the other ranks: " + listens.message() +
               "; SIRTAKI_PORT, the same on all ranks, chooses another (else it is MASTER_PORT)"};
     }
-    int there = 1;
     door.Receive({place.secret, deadline, [this](const Caller& caller) { return Judge(caller); },
-                  [this, &there](const Caller& caller, Socket socket) {
+                  [this](const Caller& caller, Socket socket) {
                     Socket& seat = peers[static_cast<std::size_t>(caller.rank)];
                     if (seat) return tasks.Fail({StatusCode::kMismatch, Judge(caller)});
                     seat = std::move(socket);
-                    ++there;
+                    ++have_met;
                   },
                   [this](const std::string& why) {
                     tasks.Fail({StatusCode::kMismatch, why});
                   }});
-    tasks.Drive(deadline, [&] { return there == place.size; });
+    tasks.Drive(deadline, [this] { return have_met == place.size; });
     door.Close();
-    if (!tasks.failure().ok() || there == place.size) return tasks.failure();
+    if (!tasks.failure().ok() || have_met == place.size) return tasks.failure();
     std::vector<int> missing;
     for (int rank = 1; rank < place.size; ++rank) {
       if (!peers[static_cast<std::size_t>(rank)]) missing.push_back(rank);
@@ -172,8 +182,10 @@ struct Meeting::Impl {
         }
         last = TextOf(entry.endpoint()) + ": " + status.message();
         if (status.code() == StatusCode::kPeerLost) continue;
-        co_return tasks.Fail({status.code(), "rank " + std::to_string(place.rank) +
-                                                 " was refused by what listens at " + last});
+        const bool is_known = status.code() == StatusCode::kInvalidArgument;
+        co_return tasks.Fail(
+            {is_known ? StatusCode::kMismatch : status.code(),
+             "rank " + std::to_string(place.rank) + " was refused by what listens at " + last});
       }
     }
   }
@@ -181,13 +193,15 @@ struct Meeting::Impl {
   asio::awaitable<Status> ConnectTo(Socket socket, tcp::endpoint end, TimePoint deadline) {
     Error error;
     {
-      const Watch watch(socket, std::min(deadline, Clock::now() + kConnectTime));
+      const Watch watch(socket, std::min<TimePoint>(deadline, Clock::now() + kConnectTime));
       co_await socket->async_connect(end, asio::redirect_error(asio::use_awaitable, error));
+      if (error) co_return watch.Judge({StatusCode::kPeerLost, error.message()});
     }
-    if (error) co_return Status(StatusCode::kPeerLost, error.message());
     Prepare(socket);
+    // Another one may be silent for ever.
+    const TimePoint by = std::min<TimePoint>(deadline, Clock::now() + kGreetingTime);
     co_return co_await Greet(socket, place.secret, {Purpose::kMeeting, place.rank, place.size}, 0,
-                             deadline);
+                             by);
   }
 
   Status Visit(TimePoint deadline) {
@@ -248,9 +262,9 @@ struct Meeting::Impl {
     std::string here = "127.0.0.1";
     Error ignored;
     for (const Socket& peer : peers) {
-      if (!peer || Plain(peer->remote_endpoint(ignored).address()).is_loopback()) continue;
+      if (!peer) continue;
       here = Plain(peer->local_endpoint(ignored).address()).to_string();
-      break;
+      if (!Plain(peer->remote_endpoint(ignored).address()).is_loopback()) break;
     }
     std::vector<std::string> told = {core::RandomBytes(kTokenBytes)};
     for (const Socket& peer : peers) {
@@ -273,30 +287,42 @@ struct Meeting::Impl {
     std::vector<std::array<Socket, kLines>> sockets;  // by rank
     int left = 0;
     Status failure;
+    std::string why;  // the last call has failed
   };
+
+  asio::awaitable<Status> CallOnce(std::shared_ptr<Calls> calls, Socket socket, int rank,
+                                   Purpose purpose, tcp::endpoint end) {
+    const TimePoint by = std::min<TimePoint>(calls->deadline, Clock::now() + kGreetingTime);
+    Error error;
+    {
+      const Watch watch(socket, by);
+      co_await socket->async_connect(end, asio::redirect_error(asio::use_awaitable, error));
+      if (error) co_return watch.Judge({StatusCode::kPeerLost, error.message()});
+    }
+    Prepare(socket);
+    const Caller self{purpose, place.rank, place.size};
+    co_return co_await Greet(socket, calls->secret, self, rank, by);
+  }
 
   asio::awaitable<void> Call(std::shared_ptr<Calls> calls, int rank, Purpose purpose,
                              tcp::endpoint end) {
-    const auto socket = std::make_shared<tcp::socket>(tasks.io());
-    Error error;
-    {
-      const Watch watch(socket, calls->deadline);
-      co_await socket->async_connect(end, asio::redirect_error(asio::use_awaitable, error));
-    }
-    Status status = error ? Status(StatusCode::kPeerLost, error.message()) : Status::Ok();
-    if (status.ok()) {
-      Prepare(socket);
-      const Caller self{purpose, place.rank, place.size};
-      status = co_await Greet(socket, calls->secret, self, rank, calls->deadline);
-    }
-    if (status.ok()) {
-      calls->sockets[static_cast<std::size_t>(rank)][static_cast<std::size_t>(purpose) - 1] =
-          socket;
-      --calls->left;
-    } else if (calls->failure.ok()) {
-      calls->failure = {status.code(), NameOf(place.rank) + " cannot connect to " + NameOf(rank) +
-                                           " at " + TextOf(end) + ": " + status.message() +
-                                           "; the hosts have to reach each other at every port"};
+    while (Clock::now() < calls->deadline) {
+      const auto socket = std::make_shared<tcp::socket>(tasks.io());
+      const Status status = co_await CallOnce(calls, socket, rank, purpose, end);
+      if (status.ok()) {
+        calls->sockets[static_cast<std::size_t>(rank)][static_cast<std::size_t>(purpose) - 1] =
+            socket;
+        --calls->left;
+        co_return;
+      }
+      calls->why = NameOf(place.rank) + " cannot connect to " + NameOf(rank) + " at " +
+                   TextOf(end) + ": " + status.message() +
+                   "; the hosts have to reach each other at every port";
+      if (status.code() != StatusCode::kPeerLost) {
+        calls->failure = {status.code(), calls->why};
+        co_return;
+      }
+      co_await Sleep(kTryAgain);
     }
   }
 
@@ -339,9 +365,48 @@ struct Meeting::Impl {
         missing.push_back(rank);
       }
     }
+    if (!calls->why.empty()) return {StatusCode::kBackend, calls->why};
     return {StatusCode::kTimedOut, NameOf(place.rank) + " has no connection with " +
                                        NumbersText(missing) + " within start_timeout" +
                                        door.StrangersText()};
+  }
+
+  // Connects the ranks, who have told where they listen.
+  Status MakeLines(const std::vector<std::string>& told, TimePoint deadline,
+                   std::vector<Lines>* lines) {
+    const auto size = static_cast<std::size_t>(place.size);
+    std::vector<std::string> book(1 + size);
+    std::vector<tcp::endpoint> ends(size);
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      std::vector<std::string> said(2);
+      Error error;
+      if (!Unpack(told[rank], &said) || (rank == 0 && !Unpack(said[1], &book))) {
+        return {StatusCode::kProtocol, "rank " + std::to_string(rank) + " told what no rank tells"};
+      }
+      ends[rank] = {asio::ip::make_address(book[1 + rank], error),
+                    static_cast<unsigned short>(std::atoi(said[0].c_str()))};
+      if (!error && ends[rank].port() != 0) continue;
+      return {StatusCode::kTimedOut, NameOf(static_cast<int>(rank)) + " cannot listen"};
+    }
+    if (book[0].empty()) return {StatusCode::kBackend, "rank 0's system gives no random numbers"};
+    const core::Hash key = core::HmacSha256(place.secret, "lines:" + book[0]);
+    const auto calls = std::make_shared<Calls>();
+    calls->secret.assign(key.begin(), key.end());
+    // What they say about it to each other needs time, too.
+    calls->deadline = Clock::now() + (deadline - Clock::now()) / 4 * 3;
+    Status status = ConnectAll(calls, ends);
+    if (!status.ok()) return status;
+    lines->clear();
+    for (auto& there : calls->sockets) {
+      std::array<Line, kLines> fds;
+      for (std::size_t line = 0; line < kLines; ++line) {
+        if (!there[line]) continue;
+        fds[line] = Line(core::Descriptor(there[line]->release()));
+        fcntl(fds[line].get(), F_SETFL, O_RDWR | O_NONBLOCK);
+      }
+      lines->push_back({std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});
+    }
+    return Status::Ok();
   }
 
   Place place;
@@ -349,6 +414,7 @@ struct Meeting::Impl {
   std::string last = "no answer";  // why rank 0 was not reached yet
   Tasks tasks;
   Door door;
+  int have_met = 1;  // ranks
   std::vector<Socket> peers;  // of rank 0: by rank; of others: rank 0 alone
 };
 
@@ -408,44 +474,23 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
                         std::vector<Lines>* lines) {
   Impl& impl = *impl_;
   impl.hosts = hosts;
-  // A rank that cannot connect tells the others by an exchange, for which there has to be time.
-  const TimePoint connect_by = Clock::now() + (deadline - Clock::now()) / 4 * 3;
   const Status opened = impl.door.Open(impl.place.address, 0);
   const int port = opened.ok() ? impl.door.port() : 0;
   const std::string mine = impl.place.rank == 0 ? impl.AddressBook() : "";
   std::vector<std::string> told;
   Status status = Exchange(Packed({std::to_string(port), mine}), deadline, &told);
-  if (status.ok()) status = opened;
   if (!status.ok()) return status;
-  const auto size = static_cast<std::size_t>(impl.place.size);
-  std::vector<std::string> book(1 + size);
-  std::vector<tcp::endpoint> ends(size);
-  for (std::size_t rank = 0; rank < size; ++rank) {
-    std::vector<std::string> said(2);
-    Error error;
-    if (!Unpack(told[rank], &said) || (rank == 0 && !Unpack(said[1], &book))) {
-      return {StatusCode::kProtocol, "rank " + std::to_string(rank) + " told what no rank tells"};
+  status = opened.ok() ? impl.MakeLines(told, deadline, lines)
+                       : Status(opened.code(), impl.NameOf(impl.place.rank) +
+                                                   " cannot listen: " + opened.message());
+  const bool is_late = status.code() == StatusCode::kTimedOut;
+  Status met = Exchange((is_late ? "-" : "!") + status.message(), deadline, &told);
+  if (!met.ok()) return status.ok() ? met : status;
+  // Whoever has waited in vain does not know why.
+  for (const char kind : {'!', '-'}) {
+    for (const std::string& text : told) {
+      if (text.size() > 1 && text[0] == kind) return {StatusCode::kBackend, text.substr(1)};
     }
-    ends[rank] = {asio::ip::make_address(book[1 + rank], error),
-                  static_cast<unsigned short>(std::atoi(said[0].c_str()))};
-    if (!error && ends[rank].port() != 0) continue;
-    return {StatusCode::kBackend, impl.NameOf(static_cast<int>(rank)) + " cannot listen"};
-  }
-  const core::Hash key = core::HmacSha256(impl.place.secret, "lines:" + book[0]);
-  const auto calls = std::make_shared<Impl::Calls>();
-  calls->secret.assign(key.begin(), key.end());
-  calls->deadline = connect_by;
-  status = impl.ConnectAll(calls, ends);
-  if (!status.ok()) return status;
-  lines->clear();
-  for (auto& there : calls->sockets) {
-    std::array<Line, kLines> fds;
-    for (std::size_t line = 0; line < kLines; ++line) {
-      if (!there[line]) continue;
-      fds[line] = Line(core::Descriptor(there[line]->release()));
-      fcntl(fds[line].get(), F_SETFL, O_RDWR | O_NONBLOCK);
-    }
-    lines->push_back({std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});
   }
   return Status::Ok();
 }

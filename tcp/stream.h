@@ -51,8 +51,8 @@ class Stream {
   // Moves what can be moved now, unless another thread does.
   void Progress() SIRTAKI_EXCLUDES(mutex_);
   // Forgets a transfer that is not done: its memory is used no more. The message for a receive that
-  // nothing has come of goes to the next receive of the envelope. Any other one that is given up in
-  // the middle ends the stream.
+  // nothing has come of goes to the next receive of the envelope that expects as much. What a receive
+  // has got a part of is lost, and a send that is given up ends the stream.
   void Withdraw(ops::wire::Envelope envelope, Transfer* transfer) SIRTAKI_EXCLUDES(mutex_);
 
  private:

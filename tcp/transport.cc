@@ -1,6 +1,5 @@
 #include "tcp/transport.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -73,9 +72,10 @@ Transport::~Transport() {
 bool Transport::AwaitFarewells() {
   bool all = true;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (!peers_[i].line.valid() || peers_[i].said_farewell) continue;
+    if (!peers_[i].line.valid()) continue;
     while (Pull(static_cast<int>(i))) received_.clear();
-    all = all && (!peers_[i].line.valid() || peers_[i].said_farewell);
+    if (peers_[i].said_farewell && peers_[i].outbox.empty()) peers_[i].line.Close();
+    all = all && !peers_[i].line.valid();
   }
   return all;
 }

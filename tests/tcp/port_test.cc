@@ -216,7 +216,7 @@ TEST_F(TcpPortTest, ALostRankEndsWhatWaitsForIt) {
   ASSERT_NO_FATAL_FAILURE(Finish({receive.get(), send.get()}));
   for (Completion* const one : {receive.get(), send.get()}) {
     EXPECT_EQ(one->status().code(), StatusCode::kPeerLost);
-    EXPECT_NE(one->status().message().find("rank 0 on host host0 is lost: its connection "),
+    EXPECT_NE(one->status().message().find("rank 0 is lost: its connection from host host0 "),
               std::string::npos)
         << one->status().ToString();
   }

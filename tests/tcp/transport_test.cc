@@ -79,7 +79,7 @@ TEST_F(TcpTransportTest, AConnectionThatEndsIsALossThatNamesTheRankAndItsHost) {
   const Status lost = AwaitFailure();
   EXPECT_EQ(lost.code(), StatusCode::kPeerLost);
   EXPECT_EQ(lost.message(),
-            "rank 1 on host host1 is lost: its connection was closed: its process has ended");
+            "rank 1 is lost: its connection from host host1 was closed: its process has ended");
   EXPECT_EQ(lost.origin().rank, 1);
   EXPECT_GE(Clock::now() - before, kGrace);
   ranks_[0]->Send(1, Bytes(1));  // goes nowhere
