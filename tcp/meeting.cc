@@ -414,7 +414,7 @@ struct Meeting::Impl {
   std::string last = "no answer";  // why rank 0 was not reached yet
   Tasks tasks;
   Door door;
-  int have_met = 1;  // ranks
+  int have_met = 1;           // ranks
   std::vector<Socket> peers;  // of rank 0: by rank; of others: rank 0 alone
 };
 
