@@ -138,7 +138,7 @@ asio::awaitable<void> Door::AnswerOne(Socket socket, Rules rules) {
   stranger_ = from + ": " + status.message();
 }
 
-// Of too many that have proven nothing the oldest goes.
+// The oldest goes where too many connections have proven nothing.
 void Door::MakeRoom(const Socket& socket) {
   greeting_.push_back(socket);
   if (greeting_.size() <= kMostStrangers + most_ranks_) return;

@@ -486,7 +486,7 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
   const bool is_late = status.code() == StatusCode::kTimedOut;
   Status met = Exchange((is_late ? "-" : "!") + status.message(), deadline, &told);
   if (!met.ok()) return status.ok() ? met : status;
-  // Whoever has waited in vain does not know why.
+  // A rank that has only waited in vain does not know why: another's text comes first.
   for (const char kind : {'!', '-'}) {
     for (const std::string& text : told) {
       if (text.size() > 1 && text[0] == kind) return {StatusCode::kBackend, text.substr(1)};

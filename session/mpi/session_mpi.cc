@@ -11,11 +11,8 @@
 #include "mpi/library.h"
 #include "mpi/port.h"
 #include "mpi/transport.h"
-#include "ops/wire/verifying_port.h"
-#include "ops/wire/wire_backend.h"
-#include "session/base/host_group_setup.h"
 #include "session/base/medium.h"
-#include "session/base/process_pool.h"
+#include "session/base/wire_parts.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
 
@@ -32,8 +29,7 @@ class MpiMedium final : public Medium {
 
   const Topology& topology() const override { return topology_; }
   std::string description() const override {
-    const std::string shared = shared_ ? shared_->description() : "";
-    return environment_->description() + (shared.empty() ? "" : "; " + shared);
+    return parts_ ? parts_->Description(environment_->description()) : environment_->description();
   }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
@@ -46,33 +42,18 @@ class MpiMedium final : public Medium {
     mpi::LimitWaits(6 * options.config.peer_timeout);
     Status status = mpi::Communicators::Make(*environment_, deadline, &communicators_);
     if (!status.ok()) return status;
-    ops::shm::LocalGroupOptions group;
-    group.rank = topology_.rank;
-    group.pool = PoolOfProcess(options.config, topology_.local_size);
-    status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
-    if (!status.ok()) return status;
-    transport_ = std::make_unique<mpi::Transport>(*communicators_);
-    port_ = std::make_unique<mpi::Port>(*communicators_, mpi::PortOptions());
-    ops::wire::WireOptions wire;
-    wire.host_of_rank = topology_.host_of_rank;
-    ops::wire::Port* port = port_.get();
-    if (options.config.verify_transfers) {
-      verifying_ = std::make_unique<ops::wire::VerifyingPort>(*port);
-      port = verifying_.get();
-    }
-    backend_ = std::make_unique<ops::wire::WireBackend>(*port, std::move(wire));
-    return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
+    return WireParts::Make(
+        *this, options, deadline, std::make_unique<mpi::Transport>(*communicators_),
+        std::make_unique<mpi::Port>(*communicators_, mpi::PortOptions()), &parts_);
   }
 
-  core::Transport& transport() override { return shared_->transport(); }
-  ops::Backends& backend() override { return shared_->backend(); }
+  core::Transport& transport() override { return parts_->transport(); }
+  ops::Backends& backend() override { return parts_->backend(); }
   Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
               const std::function<Status()>& patience, std::string* all) override {
-    all->assign(1, mine);
-    if (backend_ == nullptr || members.Count() < 2) return Status::Ok();
-    return backend_->Meet(set, members, mine, patience, all);
+    return WireParts::Meet(parts_.get(), set, members, mine, patience, all);
   }
-  Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
+  Status CheckPeers() const override { return parts_ ? parts_->CheckPeers() : Status::Ok(); }
   std::function<Status()> EntryOfGate(core::Gate** gate) override {
     *gate = &mpi::Gate();
     return [] { return mpi::Enter("an MpiGate of the program"); };
@@ -93,11 +74,7 @@ class MpiMedium final : public Medium {
   const std::unique_ptr<mpi::Environment> environment_;
   const Topology topology_;
   std::unique_ptr<mpi::Communicators> communicators_;
-  std::unique_ptr<mpi::Transport> transport_;
-  std::unique_ptr<mpi::Port> port_;
-  std::unique_ptr<ops::wire::VerifyingPort> verifying_;
-  std::unique_ptr<ops::wire::WireBackend> backend_;
-  std::unique_ptr<HostGroup> shared_;
+  std::unique_ptr<WireParts> parts_;
 };
 
 // Where there is no MPI a job has one rank.

@@ -10,11 +10,8 @@
 
 #include "core/base/log.h"
 #include "core/machine/cgroup.h"
-#include "ops/wire/verifying_port.h"
-#include "ops/wire/wire_backend.h"
-#include "session/base/host_group_setup.h"
 #include "session/base/medium.h"
-#include "session/base/process_pool.h"
+#include "session/base/wire_parts.h"
 #include "session/session.h"
 #include "tcp/meeting.h"
 #include "tcp/place.h"
@@ -61,9 +58,8 @@ class TcpMedium final : public Medium {
 
   const Topology& topology() const override { return topology_; }
   std::string description() const override {
-    const std::string shared = shared_ ? shared_->description() : "";
-    return "TCP, met at " + place_.address + ":" + std::to_string(place_.port) +
-           (shared.empty() ? "" : "; " + shared);
+    const std::string own = "TCP, met at " + place_.address + ":" + std::to_string(place_.port);
+    return parts_ ? parts_->Description(own) : own;
   }
 
   Status Exchange(const std::string& mine, core::TimePoint deadline,
@@ -79,11 +75,6 @@ class TcpMedium final : public Medium {
     std::vector<tcp::Lines> lines;
     Status status = meeting_->Connect(hosts, deadline, &lines);
     if (!status.ok()) return status;
-    ops::shm::LocalGroupOptions group;
-    group.rank = topology_.rank;
-    group.pool = PoolOfProcess(options.config, topology_.local_size);
-    status = HostGroup::Meet(*this, options, deadline, std::move(group), &shared_);
-    if (!status.ok()) return status;
     std::vector<tcp::Line> control;
     std::vector<tcp::Line> urgent;
     std::vector<tcp::Line> bulk;
@@ -92,31 +83,24 @@ class TcpMedium final : public Medium {
       urgent.push_back(std::move(one.urgent));
       bulk.push_back(std::move(one.bulk));
     }
-    transport_ = std::make_unique<tcp::Transport>(topology_.rank, std::move(control), hosts);
-    port_ = std::make_unique<tcp::Port>(topology_.rank, std::move(urgent), std::move(bulk), hosts);
-    ops::wire::WireOptions wire;
-    wire.host_of_rank = topology_.host_of_rank;
-    ops::wire::Port* port = port_.get();
-    if (options.config.verify_transfers) {
-      verifying_ = std::make_unique<ops::wire::VerifyingPort>(*port);
-      port = verifying_.get();
-    }
-    backend_ = std::make_unique<ops::wire::WireBackend>(*port, std::move(wire));
-    return shared_->Assemble(topology_, options, deadline, *transport_, *backend_);
+    auto transport = std::make_unique<tcp::Transport>(topology_.rank, std::move(control), hosts);
+    transport_ = transport.get();
+    return WireParts::Make(
+        *this, options, deadline, std::move(transport),
+        std::make_unique<tcp::Port>(topology_.rank, std::move(urgent), std::move(bulk), hosts),
+        &parts_);
   }
 
-  core::Transport& transport() override { return shared_->transport(); }
-  ops::Backends& backend() override { return shared_->backend(); }
+  core::Transport& transport() override { return parts_->transport(); }
+  ops::Backends& backend() override { return parts_->backend(); }
   Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
               const std::function<Status()>& patience, std::string* all) override {
-    all->assign(1, mine);
-    if (backend_ == nullptr || members.Count() < 2) return Status::Ok();
-    return backend_->Meet(set, members, mine, patience, all);
+    return WireParts::Meet(parts_.get(), set, members, mine, patience, all);
   }
-  Status CheckPeers() const override { return shared_ ? shared_->CheckPeers() : Status::Ok(); }
+  Status CheckPeers() const override { return parts_ ? parts_->CheckPeers() : Status::Ok(); }
   void NoteFault() override {}
   void NoteOrderlyEnd() override {
-    if (transport_) transport_->SayFarewell();
+    if (parts_) transport_->SayFarewell();
   }
   Status BeforeEnd(std::function<void()> /*shutdown*/) override { return Status::Ok(); }
 
@@ -125,11 +109,8 @@ class TcpMedium final : public Medium {
   const tcp::Place place_;
   const std::unique_ptr<tcp::Meeting> meeting_;
   Topology topology_;
-  std::unique_ptr<tcp::Transport> transport_;
-  std::unique_ptr<tcp::Port> port_;
-  std::unique_ptr<ops::wire::VerifyingPort> verifying_;
-  std::unique_ptr<ops::wire::WireBackend> backend_;
-  std::unique_ptr<HostGroup> shared_;
+  tcp::Transport* transport_ = nullptr;  // of the parts
+  std::unique_ptr<WireParts> parts_;
 };
 
 }  // namespace

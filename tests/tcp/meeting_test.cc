@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -239,14 +240,16 @@ TEST_F(MeetingTest, RanksOfOneHostMeetAtEachAddressOfItsLoopback) {
 }
 
 TEST_F(MeetingTest, ARankThatEndsAndIsStartedAgainIsWelcome) {
+  std::promise<void> is_back;
   RankThreads::Run(3, [&](int rank) {
     std::unique_ptr<Meeting> meeting;
     if (rank == 1) {
       ASSERT_TRUE(Meeting::Begin(PlaceOf(1, 3), Within(seconds(60)), &meeting).ok());
       meeting.reset();
     }
-    if (rank == 2) std::this_thread::sleep_for(milliseconds(200));
+    if (rank == 2) is_back.get_future().wait();  // else the meeting is over before
     const Status status = Meeting::Begin(PlaceOf(rank, 3), Within(seconds(60)), &meeting);
+    if (rank == 1) is_back.set_value();
     ASSERT_TRUE(status.ok()) << status.ToString();
     std::vector<std::string> all;
     EXPECT_TRUE(meeting->Exchange("", Within(seconds(60)), &all).ok());

@@ -100,7 +100,7 @@ TEST_F(TcpTransportTest, AnEndThatWasAnnouncedIsNoLoss) {
   EXPECT_TRUE(ranks_[0]->health().ok()) << ranks_[0]->health().ToString();
 }
 
-// As the workers of a data loader do.
+// A child may outlive its parent, as the workers of a data loader do.
 TEST_F(TcpTransportTest, AForkedChildDoesNotKeepTheConnectionOpen) {
   std::array<int, 2> ends{};
   ASSERT_EQ(pipe(ends.data()), 0);
