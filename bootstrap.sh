@@ -130,9 +130,10 @@ fi
 
 missing=()
 need() { missing+=("$@"); }
-have_command g++ || need g++
-have_command cmake || need cmake
-have_command ninja || need ninja-build
+compilers=()
+have_command g++ || compilers+=(g++)
+have_command cmake || compilers+=(cmake)
+have_command ninja || compilers+=(ninja-build)
 if [ -z "$sirtaki_wheel" ]; then   # for Sirtaki's own sources
   have_command ccache || need ccache
   have_mpi || need libopenmpi-dev openmpi-bin
@@ -171,20 +172,28 @@ done
 as_root=()
 [ "$(id -u)" = 0 ] || as_root=(sudo)
 log=$(mktemp)   # of apt and pip, shown where they fail
-trap 'rm -f "$log"' EXIT
+trap 'wait; rm -f "$log" "$log.compilers"' EXIT
 failed() { tail -n 15 "$log" >&2; die "$*"; }
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$log" 2>&1; }
 apt_install() { apt install -y --no-install-recommends "$@"; }
 pip() { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "$@" </dev/null >"$log" 2>&1; }
 
-if [ "${#missing[@]}" -gt 0 ]; then
-  [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing Debian packages: ${missing[*]}; install them, or unset SIRTAKI_BOOTSTRAP_APT"
-  have_command apt-get || die "missing Debian packages: ${missing[*]}; there is no apt-get here: install the same software by hand"
+lacking=("${compilers[@]}" "${missing[@]}")
+if [ "${#lacking[@]}" -gt 0 ]; then
+  [ "${SIRTAKI_BOOTSTRAP_APT:-yes}" = no ] && die "missing Debian packages: ${lacking[*]}; install them, or unset SIRTAKI_BOOTSTRAP_APT"
+  have_command apt-get || die "missing Debian packages: ${lacking[*]}; there is no apt-get here: install the same software by hand"
   [ "$(id -u)" = 0 ] || have_command sudo ||
-    die "missing Debian packages: ${missing[*]}; neither root nor sudo here: run 'apt-get install ${missing[*]}' as root"
-  announce "installing Debian packages: ${missing[*]}"
+    die "missing Debian packages: ${lacking[*]}; neither root nor sudo here: run 'apt-get install ${lacking[*]}' as root"
+  announce "installing Debian packages: ${lacking[*]}"
   retry apt update || failed "'apt-get update' failed"
-  retry apt_install "${missing[@]}" || failed "'apt-get install ${missing[*]}' failed"
+  install_packages() { [ $# -eq 0 ] || retry apt_install "$@" || failed "'apt-get install $*' failed"; }
+  if [ -z "$sirtaki_wheel" ]; then
+    install_packages "${lacking[@]}"
+  else   # LibTorch is fetched, which Python does, while the compiler is installed
+    install_packages "${missing[@]}"
+    (log=$log.compilers && install_packages "${compilers[@]}") &
+    compilers_job=$!
+  fi
 fi
 if [ "${#optional[@]}" -gt 0 ]; then
   may_install() {
@@ -196,8 +205,12 @@ if [ "${#optional[@]}" -gt 0 ]; then
     say "without ${optional[*]}: train_resnet reads fewer kinds of images, or there is no Python module"
 fi
 
-compiler_major=$(g++ -dumpversion | cut -d. -f1)
-[ "$compiler_major" -ge 11 ] || die "g++ $compiler_major is too old for C++20 as used here: 11 or newer is needed"
+check_compiler() {
+  local major
+  major=$(g++ -dumpversion | cut -d. -f1)
+  [ "$major" -ge 11 ] || die "g++ $major is too old for C++20 as used here: 11 or newer is needed"
+}
+[ -n "${compilers_job:-}" ] || check_compiler
 
 # --- LibTorch in .venv ----------------------------------------------------------------------------------------------
 
@@ -272,5 +285,9 @@ if [ -n "$sirtaki_wheel" ]; then
     retry pip --no-deps --force-reinstall "${packages[@]}" || failed "pip could not install ${packages[*]}"
     printf '%s\n' "$wanted" >"$venv/.wheel-of-sirtaki"
   fi
+fi
+if [ -n "${compilers_job:-}" ]; then
+  wait "$compilers_job"
+  check_compiler
 fi
 say "done"

@@ -141,10 +141,15 @@ struct Meeting::Impl {
     }
     door.Receive({place.secret, deadline, [this](const Caller& caller) { return Judge(caller); },
                   [this](const Caller& caller, Socket socket) {
-                    Socket& seat = peers[static_cast<std::size_t>(caller.rank)];
-                    if (seat) return tasks.Fail({StatusCode::kMismatch, Judge(caller)});
-                    seat = std::move(socket);
-                    ++have_met;
+                    // Another process may have come as the same rank during the greetings.
+                    const std::string why = Judge(caller);
+                    if (why.empty()) {
+                      peers[static_cast<std::size_t>(caller.rank)] = std::move(socket);
+                      ++have_met;
+                    } else {
+                      peers.push_back(std::move(socket));  // It is told why, too.
+                      tasks.Fail({StatusCode::kMismatch, why});
+                    }
                   },
                   [this](const std::string& why) {
                     tasks.Fail({StatusCode::kMismatch, why});
@@ -239,7 +244,8 @@ struct Meeting::Impl {
   }
   asio::awaitable<void> Write(Socket socket, int rank, const std::string* frame, int* left) {
     Status status = co_await WriteAll(std::move(socket), *frame);
-    if (!status.ok()) co_return tasks.Fail(Named(std::move(status), rank));
+    // Rank 0 may have said why it goes: who reads learns that.
+    if (!status.ok() && rank != 0) co_return tasks.Fail(Named(std::move(status), rank));
     --*left;
   }
 
