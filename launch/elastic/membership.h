@@ -1,0 +1,200 @@
+// The membership says who takes part in an elastic job. Workers come and go; those that train together
+// are a generation, a job of its own with ranks from 0. Pure: events and time in, orders out.
+//
+// A worker is a process of the user's program. It has a number that no other one of the job has had,
+// and is in one of these states:
+//   kStarting  its host was told to start it
+//   kReady     its program asks for a generation
+//   kMember    it has a place in the generation
+//   kEnding    it was told to end, and has not yet
+//
+// A generation is over when a member ends, asks for another one, or is evicted. The next one begins
+// when every member that is left has asked for it: until then a member may still be in the memory that
+// it shares with the others. What happens meanwhile, and until all members have joined, is for the
+// generation behind it.
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "core/base/types.h"
+
+namespace sirtaki::launch {
+
+using WorkerId = int;
+
+struct ElasticLimits {
+  int min_ranks = 1;
+  int max_ranks = 1;
+  // How many generations may follow the first one; none: any number.
+  std::optional<int> resets;
+  // How long the job waits for as many workers as it needs, and for one that does not ask.
+  core::Duration timeout = std::chrono::seconds(600);
+  // How long a member may take to answer that it has heard of its generation's end.
+  core::Duration answer_time = std::chrono::seconds(5);
+  // How long a generation may take until all its members have joined.
+  core::Duration join_timeout = std::chrono::seconds(60);
+  // How long nothing is started on a host where a worker has failed: the least for the first failure,
+  // twice as long for each one that follows it soon, at most the most.
+  core::Duration cooldown_least = std::chrono::seconds(1);
+  core::Duration cooldown_most = std::chrono::seconds(300);
+};
+
+struct HostSlots {
+  std::string host;
+  int slots = 1;
+  bool operator==(const HostSlots&) const = default;
+};
+
+// ---- orders ----
+
+struct StartWorker {
+  WorkerId worker = 0;
+  std::string host;
+  int slot = 0;  // of the host, which no other worker has now
+  bool operator==(const StartWorker&) const = default;
+};
+// The worker is to be killed, and its end to be told by NoteEnd.
+struct EndWorker {
+  WorkerId worker = 0;
+  std::string why;
+  bool operator==(const EndWorker&) const = default;
+};
+// The members are to ask for another generation where they can best: between two steps.
+struct AnnounceChange {
+  int generation = 0;
+  std::string why;
+  bool operator==(const AnnounceChange&) const = default;
+};
+// The generation has failed: those of its members that have not asked are to be told at once, and to
+// answer at once that they have heard it, whatever they do; see NoteHeard.
+struct EndGeneration {
+  int generation = 0;
+  std::vector<WorkerId> to;
+  std::string why;
+  bool operator==(const EndGeneration&) const = default;
+};
+struct BeginGeneration {
+  int generation = 0;
+  std::vector<WorkerId> members;  // by rank; those of a host follow each other
+  bool operator==(const BeginGeneration&) const = default;
+};
+// Nothing follows.
+struct EndJob {
+  int code = 0;
+  std::string why;
+  bool operator==(const EndJob&) const = default;
+};
+using ElasticOrder =
+    std::variant<StartWorker, EndWorker, AnnounceChange, EndGeneration, BeginGeneration, EndJob>;
+
+// How a worker has ended.
+enum class WorkerEnd : std::uint8_t {
+  kFinished,  // its program, with exit code 0
+  kFailed,    // its program, otherwise
+  kLost,      // its host answers no more, or cannot start it
+};
+
+// One thread uses it.
+class Membership {
+ public:
+  explicit Membership(ElasticLimits limits) : limits_(std::move(limits)) {}
+
+  // ---- events ----
+
+  // These hosts are there from now on, and no others. A member on a host that is gone from the list
+  // stays until the next generation.
+  void TakeHosts(std::vector<HostSlots> hosts, core::TimePoint now);
+  // The worker asks for a generation. `suspects`: members of the one that it was in, which it has lost
+  // or waited for in vain.
+  void NoteReady(WorkerId worker, const std::vector<WorkerId>& suspects, core::TimePoint now);
+  // The member is in the generation, and can be reached by the others.
+  void NoteJoined(WorkerId worker, int generation);
+  // The member knows that the generation is over, and asks as soon as it can.
+  void NoteHeard(WorkerId worker, int generation);
+  void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
+
+  // The orders that follow, in the order in which they are to be carried out.
+  std::vector<ElasticOrder> TakeOrders(core::TimePoint now);
+  // The next time after `now` at which there may be an order without an event; max: never.
+  core::TimePoint NextTime(core::TimePoint now) const;
+
+  int generation() const { return generation_; }  // 0: none has begun
+  std::vector<WorkerId> Members() const;          // of the generation, those that are left
+
+ private:
+  enum class State : std::uint8_t { kStarting, kReady, kMember, kEnding };
+  struct Worker {
+    std::string host;
+    int slot = 0;
+    State state = State::kStarting;
+    int member_of = 0;        // the last generation that it had a place in; 0: none yet
+    bool joined = false;      // that one
+    bool heard = false;       // that it is over
+    core::TimePoint since{};  // it was started; then, it has asked
+    core::TimePoint first_begun = kNever;  // its first generation
+    core::TimePoint suspected_at = kNever;
+  };
+  struct Host {
+    int slots = 0;  // 0: it is listed no more
+    int failures = 0;
+    core::TimePoint not_before = core::TimePoint::min();
+  };
+  struct Suspicion {
+    WorkerId of = 0;  // who has asked for another generation
+    WorkerId against = 0;
+    auto operator<=>(const Suspicion&) const = default;
+  };
+  using Pair = std::pair<WorkerId, WorkerId>;  // the lower first
+
+  static constexpr core::TimePoint kNever = core::TimePoint::max();
+
+  int Count(State state) const;
+  bool IsListed(const Worker& worker) const { return hosts_.at(worker.host).slots > 0; }
+  bool IsOver() const { return over_at_ != kNever; }
+  bool IsWanted(const Worker& worker) const;  // in the next generation
+  std::vector<int> FreeSlots(const std::string& name, const Host& host) const;
+  std::vector<WorkerId> Candidates() const;
+  bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
+  void GoOver(const std::string& why, core::TimePoint now);
+  void Blame(const Worker& worker, core::TimePoint now);
+  void Evict(WorkerId id, const std::string& why);
+  void Drop(WorkerId id, const std::string& why, core::TimePoint now);
+  core::TimePoint MustAskBy(const Worker& worker) const;
+  void EvictSilent(core::TimePoint now);
+  void EvictNotJoined(core::TimePoint now);
+  bool EvictOneOfAQuarrel(core::TimePoint now);
+  void Start(core::TimePoint now);
+  void Begin(core::TimePoint now);
+  void Announce(core::TimePoint now);
+  std::string ChangeThatWaits(core::TimePoint now) const;
+  void End(int code, std::string why);
+
+  const ElasticLimits limits_;
+  std::map<WorkerId, Worker> workers_;
+  std::map<std::string, Host> hosts_;
+  std::vector<std::string> host_order_;  // as they are listed
+  WorkerId next_worker_ = 0;
+  int generation_ = 0;
+  bool announced_ = false;             // a change of the generation
+  core::TimePoint begun_at_ = kNever;  // the generation; kNever: all have had their time
+  core::TimePoint over_at_ = kNever;   // kNever: the generation goes on
+  std::set<Suspicion> suspicions_;     // since then
+  bool weighed_ = false;               // they were
+  std::map<Pair, int> quarrels_;       // in so many generations in a row
+  std::string last_end_;               // why a worker has ended
+  std::optional<std::string>
+      finished_;  // a program has ended well; else what went wrong afterwards
+  bool ended_ = false;
+  std::vector<ElasticOrder> orders_;
+};
+
+}  // namespace sirtaki::launch

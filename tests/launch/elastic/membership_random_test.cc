@@ -1,0 +1,336 @@
+// Random schedules: workers that die, stop and lose their hosts at any time, messages that come late, and
+// hosts that are listed and unlisted. The membership must never let two that are in different
+// generations share memory, and must come to rest with everybody who is there.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <queue>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "launch/elastic/membership.h"
+#include "support/test_scale.h"
+
+namespace sirtaki::launch {
+namespace {
+
+using core::Duration;
+using core::TimePoint;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// What is done at a time, in the order of times.
+struct Event {
+  TimePoint at;
+  int number = 0;
+  std::function<void()> what;
+  bool operator<(const Event& other) const {
+    return std::pair(at, number) > std::pair(other.at, other.number);
+  }
+};
+
+// A program's process.
+struct Process {
+  std::string host;
+  bool stopped = false;  // SIGSTOP, or its host is gone: it does nothing any more
+  bool asks = false;     // it waits for a generation
+  int inside = 0;        // the generation whose memory it may use; 0: none
+  bool joined = false;
+};
+
+class World {
+ public:
+  explicit World(std::uint64_t seed) : random_(seed), membership_(MakeLimits()) {}
+
+  void Run() {
+    Relist();
+    for (int i = 0; i < 12; ++i) {
+      At(milliseconds(Draw(0, 20'000)), [this] { Fault(); });
+    }
+    Drive(start_ + seconds(20));
+    for (const std::string& host : kHosts) {
+      gone_.erase(host);
+      listed_.insert(host);
+    }
+    membership_.TakeHosts(Listed(), now_);
+    Carry();
+    // Cooldowns are at most 8 s, starts and messages 1 s.
+    Drive(start_ + seconds(90));
+    Check();
+  }
+
+ private:
+  static inline const std::vector<std::string> kHosts = {"a", "b", "c"};
+
+  ElasticLimits MakeLimits() {
+    ElasticLimits limits;
+    limits.min_ranks = Draw(1, 3);
+    limits.max_ranks = limits.min_ranks + Draw(0, 4);
+    limits.timeout = seconds(60);
+    limits.join_timeout = seconds(10);
+    limits.cooldown_most = seconds(8);
+    return limits_ = limits;
+  }
+  int Draw(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
+  void At(Duration later, std::function<void()> what) {
+    events_.push({now_ + later, number_++, std::move(what)});
+  }
+  Duration Late() { return milliseconds(Draw(0, 3) == 0 ? Draw(0, 1000) : Draw(0, 20)); }
+
+  std::vector<HostSlots> Listed() const {
+    std::vector<HostSlots> hosts;
+    for (const std::string& host : kHosts) {
+      if (listed_.contains(host)) hosts.push_back({host, kSlots});
+    }
+    return hosts;
+  }
+  void Relist() {
+    listed_.clear();
+    for (const std::string& host : kHosts) {
+      if (Draw(0, 3) != 0) listed_.insert(host);
+    }
+    if (listed_.empty()) listed_.insert("a");
+    membership_.TakeHosts(Listed(), now_);
+    Carry();
+  }
+
+  void Drive(TimePoint until) {
+    while (!ended_) {
+      const TimePoint next = std::min(events_.empty() ? TimePoint::max() : events_.top().at,
+                                      membership_.NextTime(now_));
+      if (next > until) break;
+      now_ = std::max(now_, next);
+      while (!events_.empty() && events_.top().at <= now_) {
+        const auto what = events_.top().what;
+        events_.pop();
+        what();
+      }
+      Carry();
+    }
+    now_ = until;
+  }
+
+  void Fault() {
+    std::vector<WorkerId> all;
+    for (const auto& [id, process] : processes_) all.push_back(id);
+    if (all.empty()) return;
+    const WorkerId id = all[static_cast<std::size_t>(Draw(0, static_cast<int>(all.size()) - 1))];
+    switch (Draw(0, 4)) {
+      case 0:
+      case 1:
+        return Die(id, WorkerEnd::kFailed);
+      case 2:
+        if (!IsMissed(id)) return;
+        processes_[id].stopped = true;
+        for (const auto& [other, process] : processes_) Suspect(other, id);
+        return;
+      case 3:
+        return LoseHost(processes_[id].host);
+      default:
+        return Relist();
+    }
+  }
+
+  // Whether another member of its generation would miss it.
+  bool IsMissed(WorkerId id) {
+    const int generation = processes_[id].inside;
+    return generation > 0 && std::ranges::any_of(processes_, [&](const auto& other) {
+             return other.first != id && other.second.inside == generation && !other.second.stopped;
+           });
+  }
+
+  void Die(WorkerId id, WorkerEnd how) {
+    const auto found = processes_.find(id);
+    if (found == processes_.end()) return;
+    const int inside = found->second.inside;
+    const bool is_gone = gone_.contains(found->second.host);
+    processes_.erase(found);
+    // What a host says of its workers' ends comes, unless it is gone: then its silence is noticed.
+    At(is_gone ? Duration(seconds(1)) : Late(), [this, id, how, is_gone] {
+      membership_.NoteEnd(id, is_gone ? WorkerEnd::kLost : how, "it", now_);
+    });
+    if (inside == 0) return;
+    for (const auto& [other, process] : processes_) Suspect(other, id);
+  }
+
+  void LoseHost(const std::string& host) {
+    gone_.insert(host);
+    std::vector<WorkerId> there;
+    for (const auto& [id, process] : processes_) {
+      if (process.host == host) there.push_back(id);
+    }
+    for (const WorkerId id : there) Die(id, WorkerEnd::kLost);
+    At(milliseconds(Draw(1000, 5000)), [this, host] { gone_.erase(host); });
+  }
+
+  // A process that is in a generation with one that is gone leaves it, sooner or later.
+  void Suspect(WorkerId id, WorkerId lost) {
+    const int generation = processes_[id].inside;
+    if (generation == 0 || !begun_[generation].contains(lost)) return;
+    At(milliseconds(100) + Late(), [this, id, lost, generation] {
+      const auto found = processes_.find(id);
+      if (found == processes_.end() || found->second.inside != generation) return;
+      Ask(id, {lost});
+    });
+  }
+
+  void Ask(WorkerId id, const std::vector<WorkerId>& suspects) {
+    Process& process = processes_[id];
+    if (process.stopped || process.asks) return;
+    process.asks = true;
+    process.inside = 0;
+    process.joined = false;
+    At(Late(), [this, id, suspects] { membership_.NoteReady(id, suspects, now_); });
+  }
+
+  void Carry() {
+    for (const ElasticOrder& order : membership_.TakeOrders(now_)) {
+      std::visit([this](const auto& one) { Do(one); }, order);
+    }
+  }
+
+  void Do(const StartWorker& order) {
+    for (const auto& [id, process] : processes_) ASSERT_NE(id, order.worker);
+    ASSERT_TRUE(listed_.contains(order.host));
+    const WorkerId id = order.worker;
+    if (gone_.contains(order.host)) {
+      At(Late(), [this, id] { membership_.NoteEnd(id, WorkerEnd::kLost, "no ssh", now_); });
+      return;
+    }
+    processes_[id].host = order.host;
+    At(milliseconds(500) + Late(), [this, id] {
+      if (processes_.contains(id)) Ask(id, {});
+    });
+  }
+  void Do(const EndWorker& order) {
+    At(Late(), [this, id = order.worker] { Die(id, WorkerEnd::kFailed); });
+  }
+  void Do(const AnnounceChange& order) {
+    ASSERT_EQ(order.generation, membership_.generation());
+    // Its members leave together, once all have been told.
+    At(milliseconds(1000), [this, generation = order.generation] {
+      for (const WorkerId id : begun_[generation]) {
+        const auto found = processes_.find(id);
+        if (found == processes_.end() || found->second.stopped) return;
+      }
+      for (const WorkerId id : begun_[generation]) {
+        if (processes_[id].inside == generation) Ask(id, {});
+      }
+    });
+  }
+  void Do(const EndGeneration& order) {
+    for (const WorkerId id : order.to) {
+      At(Late(), [this, id, generation = order.generation] {
+        const auto found = processes_.find(id);
+        if (found == processes_.end() || found->second.stopped || found->second.asks) return;
+        At(Late(), [this, id, generation] { membership_.NoteHeard(id, generation); });
+        // It may be busy.
+        At(milliseconds(Draw(0, 3) == 0 ? 8000 : 0), [this, id, generation] {
+          const auto there = processes_.find(id);
+          if (there != processes_.end() && there->second.inside == generation) Ask(id, {});
+        });
+      });
+    }
+  }
+  void Do(const BeginGeneration& order) {
+    ASSERT_EQ(order.generation, static_cast<int>(begun_.size()) + 1);
+    ASSERT_GE(static_cast<int>(order.members.size()), limits_.min_ranks);
+    ASSERT_LE(static_cast<int>(order.members.size()), limits_.max_ranks);
+    std::set<std::string> hosts;
+    std::set<WorkerId> members;
+    std::string before;
+    for (const WorkerId id : order.members) {
+      ASSERT_TRUE(members.insert(id).second) << "worker " << id << " has two places";
+      const auto found = processes_.find(id);
+      if (found == processes_.end()) continue;  // it has died meanwhile
+      ASSERT_TRUE(found->second.asks) << "worker " << id << " has not asked";
+      const std::string& host = found->second.host;
+      if (host != before) {
+        ASSERT_TRUE(hosts.insert(host).second) << host;
+      }
+      before = host;
+    }
+    for (const auto& [id, process] : processes_) {
+      const bool is_here = process.inside > 0 && hosts.contains(process.host);
+      ASSERT_FALSE(is_here && !gone_.contains(process.host))
+          << "worker " << id << " may still use the memory of generation " << process.inside;
+    }
+    begun_[order.generation] = members;
+    for (const WorkerId id : members) {
+      const auto found = processes_.find(id);
+      if (found == processes_.end()) continue;
+      found->second.inside = order.generation;  // from now on at any time
+      found->second.asks = false;
+      At(Late() + Late(), [this, id, generation = order.generation] { Join(id, generation); });
+    }
+  }
+  void Do(const EndJob& order) {
+    ended_ = true;
+    ADD_FAILURE() << "the job has ended: " << order.why;
+  }
+
+  // All members have to be there; if one is not, the others notice.
+  void Join(WorkerId id, int generation) {
+    const auto found = processes_.find(id);
+    if (found == processes_.end() || found->second.inside != generation) return;
+    if (found->second.stopped) return;
+    for (const WorkerId other : begun_[generation]) {
+      const auto there = processes_.find(other);
+      if (there == processes_.end() || there->second.stopped ||
+          there->second.inside != generation) {
+        return Suspect(id, other);
+      }
+    }
+    found->second.joined = true;
+    At(Late(), [this, id, generation] { membership_.NoteJoined(id, generation); });
+  }
+
+  // Everybody who may take part does.
+  void Check() {
+    if (ended_ || ::testing::Test::HasFatalFailure()) return;
+    const std::vector<WorkerId> members = membership_.Members();
+    const int most = std::min(limits_.max_ranks, kSlots * static_cast<int>(kHosts.size()));
+    ASSERT_GE(static_cast<int>(members.size()), limits_.min_ranks);
+    EXPECT_EQ(static_cast<int>(members.size()), most);
+    for (const WorkerId id : members) {
+      const auto found = processes_.find(id);
+      ASSERT_NE(found, processes_.end()) << "worker " << id << " is dead";
+      EXPECT_EQ(found->second.inside, membership_.generation());
+      EXPECT_TRUE(found->second.joined) << "worker " << id;
+      EXPECT_FALSE(found->second.stopped);
+    }
+  }
+  static constexpr int kSlots = 2;
+  std::mt19937_64 random_;
+  ElasticLimits limits_;
+  const TimePoint start_ = TimePoint() + std::chrono::hours(1);
+  TimePoint now_ = start_;
+  Membership membership_;
+  std::priority_queue<Event> events_;
+  int number_ = 0;
+  std::map<WorkerId, Process> processes_;
+  std::map<int, std::set<WorkerId>> begun_;
+  std::set<std::string> listed_;
+  std::set<std::string> gone_;
+  bool ended_ = false;
+};
+
+TEST(MembershipRandomTest, ComesToRestWithEverybodyWhoIsThere) {
+  const std::uint64_t first = tests::TestSeed();
+  const int count = tests::ScaledCount(500, 10'000);
+  for (int i = 0; i < count; ++i) {
+    SCOPED_TRACE("SIRTAKI_TEST_SEED=" + std::to_string(first + static_cast<std::uint64_t>(i)));
+    World(first + static_cast<std::uint64_t>(i)).Run();
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

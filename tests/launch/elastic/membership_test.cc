@@ -1,0 +1,375 @@
+#include "launch/elastic/membership.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include "launch/base/shell_text.h"
+
+namespace sirtaki::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::string Numbers(const std::vector<WorkerId>& workers) {
+  std::string text;
+  for (const WorkerId worker : workers) text += (text.empty() ? "" : ",") + std::to_string(worker);
+  return text;
+}
+
+std::string Text(const ElasticOrder& order) {
+  return std::visit(
+      [](const auto& one) -> std::string {
+        using Kind = std::decay_t<decltype(one)>;
+        if constexpr (std::is_same_v<Kind, StartWorker>) {
+          return "start " + std::to_string(one.worker) + " on " + one.host + ":" +
+                 std::to_string(one.slot);
+        } else if constexpr (std::is_same_v<Kind, EndWorker>) {
+          return "kill " + std::to_string(one.worker) + ": " + one.why;
+        } else if constexpr (std::is_same_v<Kind, AnnounceChange>) {
+          return "announce in " + std::to_string(one.generation) + ": " + one.why;
+        } else if constexpr (std::is_same_v<Kind, EndGeneration>) {
+          return "end " + std::to_string(one.generation) + " for " + Numbers(one.to) + ": " +
+                 one.why;
+        } else if constexpr (std::is_same_v<Kind, BeginGeneration>) {
+          return "begin " + std::to_string(one.generation) + " with " + Numbers(one.members);
+        } else {
+          return "end of the job, " + std::to_string(one.code) + ": " + one.why;
+        }
+      },
+      order);
+}
+
+// Plays a script. A line is a time in seconds, a word, and what it is about:
+//   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
+//   heard 1 1            finished 0      failed 1            gone 1      wait
+// Gives the orders, each with its time.
+std::string Played(ElasticLimits limits, const std::string& script) {
+  const core::TimePoint start = core::TimePoint() + std::chrono::hours(1);
+  Membership membership(limits);
+  std::ostringstream log;
+  core::TimePoint now = start;
+  const auto take = [&] {
+    for (const ElasticOrder& order : membership.TakeOrders(now)) {
+      log << std::chrono::duration<double>(now - start).count() << " " << Text(order) << "\n";
+    }
+  };
+  std::istringstream lines(script);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    double time = 0;
+    std::string word;
+    std::string about;
+    std::string more;
+    std::string last;
+    words >> time >> word >> about >> more >> last;
+    const auto then = start + milliseconds(static_cast<int>(time * 1000));
+    while (membership.NextTime(now) <= then) {
+      now = membership.NextTime(now);
+      take();
+    }
+    now = then;
+    if (word == "hosts") {
+      std::vector<HostSlots> hosts;
+      for (const auto one : Split(about, ',')) {
+        const std::string name(one.substr(0, one.find(':')));
+        hosts.push_back({name, std::stoi(std::string(one.substr(one.find(':') + 1)))});
+      }
+      membership.TakeHosts(hosts, now);
+    }
+    if (word == "hosts") about.clear();
+    std::vector<WorkerId> suspects;
+    if (more == "lost") suspects.push_back(std::stoi(last));
+    for (const std::string_view one : Split(about, ',')) {
+      if (one.empty()) continue;
+      const int id = std::stoi(std::string(one));
+      if (word == "ready") membership.NoteReady(id, suspects, now);
+      if (word == "heard") membership.NoteHeard(id, std::stoi(more));
+      if (word == "joined") membership.NoteJoined(id, std::stoi(more));
+      if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
+      if (word == "failed") membership.NoteEnd(id, WorkerEnd::kFailed, "died of SIGKILL", now);
+      if (word == "gone") membership.NoteEnd(id, WorkerEnd::kLost, "no answer", now);
+    }
+    take();
+  }
+  return log.str();
+}
+
+ElasticLimits Limits(int least, int most) {
+  ElasticLimits limits;
+  limits.min_ranks = least;
+  limits.max_ranks = most;
+  limits.timeout = seconds(60);
+  return limits;
+}
+
+TEST(MembershipTest, TheFirstGenerationWaitsForAllThatAreStarted) {
+  EXPECT_EQ(Played(Limits(2, 4), R"(0 hosts a:2,b:2
+    2 ready 3,0
+    3 ready 1
+    4 ready 2
+    5 joined 0,1,2,3 1
+    9 finished 0,1,2
+    10 finished 3)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+0 start 3 on b:1
+4 begin 1 with 0,1,2,3
+10 end of the job, 0: 
+)");
+}
+
+TEST(MembershipTest, OneThatCannotBeStartedIsNotWaitedForLongerThanTheTimeout) {
+  EXPECT_EQ(Played(Limits(2, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1
+    70 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+60 kill 2: worker 2 on host b: its program does not begin
+60 begin 1 with 0,1
+)");
+}
+
+TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 failed 1
+    5.1 ready 0
+    5.2 ready 2
+    5.3 joined 0,2 2
+    8 ready 3
+    8.1 ready 0,2
+    8.2 joined 0,2,3 3)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 0,2: worker 1 on host a: died of SIGKILL
+5.2 begin 2 with 0,2
+6 start 3 on a:1
+8 announce in 2: 1 worker comes
+8.1 end 2 for 2: worker 0 on host a has asked for another group
+8.1 begin 3 with 0,3,2
+)");
+}
+
+TEST(MembershipTest, AMemberThatOthersHaveLostIsKilledBeforeItsHostsMemoryIsUsedAgain) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0 lost 1
+    5.1 ready 2 lost 1
+    5.5 failed 1
+    5.6 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+5.2 kill 1: worker 1 on host a: it does not leave its group
+5.5 begin 2 with 0,2
+)");
+}
+
+TEST(MembershipTest, AMemberThatIsBusyIsWaitedFor) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:3
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0 lost 1
+    5.1 heard 1 1
+    9 ready 1
+    12 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+10 kill 2: worker 2 on host a: it does not leave its group
+)");
+}
+
+TEST(MembershipTest, AnEvictedMemberOfAnotherHostIsNotWaitedFor) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0,1 lost 2
+    6 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+5.2 kill 2: worker 2 on host b: it does not leave its group
+5.2 begin 2 with 0,1
+)");
+}
+
+TEST(MembershipTest, ALossBeforeAllHaveJoinedEndsTheGeneration) {
+  EXPECT_EQ(Played(Limits(2, 3), R"(0 hosts a:3
+    1 ready 0,1,2
+    1.1 joined 0,1 1
+    1.2 failed 2
+    1.3 ready 0,1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+1.2 end 1 for 0,1: worker 2 on host a: died of SIGKILL
+1.3 begin 2 with 0,1
+)");
+}
+
+TEST(MembershipTest, AMemberThatDoesNotJoinIsKilled) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0 1
+    61.5 ready 0
+    62 failed 1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+61 kill 1: worker 1 on host a: it has not come to the others in time
+61 end 1 for 0: worker 1 on host a: it has not come to the others in time
+62 start 2 on a:1
+62 begin 2 with 0
+)");
+}
+
+TEST(MembershipTest, AHostThatIsListedNoMoreIsLeftBetweenTwoSteps) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 hosts a:2
+    6 ready 0,1,2)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 announce in 1: host b is listed no more
+6 end 1 for 1,2: worker 0 on host a has asked for another group
+6 kill 2: its host is listed no more
+6 begin 2 with 0,1
+)");
+}
+
+TEST(MembershipTest, AHostIsNotLeftWhereTooFewWouldStay) {
+  EXPECT_EQ(Played(Limits(2, 3), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 joined 0,1 1
+    5 hosts a:1
+    6 hosts a:1,c:1
+    9 ready 2)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+6 start 2 on c:0
+9 announce in 1: host b is listed no more
+)");
+}
+
+TEST(MembershipTest, TooFewWaitForOthersAndThenTheJobEnds) {
+  EXPECT_EQ(Played(Limits(2, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 joined 0,1 1
+    5 gone 1
+    5.1 ready 0
+    6.5 gone 2
+    66 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+5 end 1 for 0: worker 1 on host b: no answer
+6 start 2 on b:0
+8.5 start 3 on b:0
+65 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 2 on host b: no answer
+)");
+}
+
+TEST(MembershipTest, ThereAreAtMostAsManyResetsAsAllowed) {
+  ElasticLimits limits = Limits(1, 3);
+  limits.resets = 1;
+  EXPECT_EQ(Played(limits, R"(0 hosts a:3
+    1 ready 0,1,2
+    2 failed 1
+    2 ready 0,2
+    2.5 failed 2
+    2.6 ready 0)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+2 end 1 for 0,2: worker 1 on host a: died of SIGKILL
+2 begin 2 with 0,2
+2.5 end 2 for 0: worker 2 on host a: died of SIGKILL
+2.6 end of the job, 1: the workers have changed 2 times, which --reset-limit 1 does not allow; the last that ended: worker 2 on host a: died of SIGKILL
+)");
+}
+
+TEST(MembershipTest, TwoThatLoseEachOtherAgainAndAgainDoNotTrainTogether) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 ready 0 lost 1
+    2 ready 1 lost 0
+    3 ready 0 lost 1
+    3 ready 1 lost 0
+    4 ready 0 lost 1
+    4 ready 1 lost 0
+    4.1 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2 begin 2 with 0,1
+3 end 2 for 1: worker 0 on host a has asked for another group
+3 begin 3 with 0,1
+4 end 3 for 1: worker 0 on host a has asked for another group
+4 kill 1: worker 1 on host b: it and worker 0 on host a have lost each other 3 times
+4 begin 4 with 0
+)");
+}
+
+TEST(MembershipTest, MoreThanTheMostAreSparesAndTakeTheNextPlace) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 joined 0,1 1
+    3 hosts b:1,c:1
+    4 ready 2
+    4.5 ready 0,1
+    5 failed 0)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+3 start 2 on c:0
+3 announce in 1: host a is listed no more
+4.5 end 1 for 1: worker 0 on host a has asked for another group
+4.5 kill 0: its host is listed no more
+4.5 begin 2 with 1,2
+)");
+}
+
+TEST(MembershipTest, OneThatAsksAfterAnotherHasFinishedMakesTheJobFail) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0,1 1
+    3 finished 0
+    3.1 ready 1 lost 0
+    3.2 failed 1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+3.1 kill 1: the program has ended elsewhere
+3.2 end of the job, 1: worker 1 on host a has lost its group after another one had finished
+)");
+}
+
+}  // namespace
+}  // namespace sirtaki::launch
