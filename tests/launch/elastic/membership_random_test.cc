@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "launch/elastic/membership.h"
-#include "support/test_scale.h"
+#include "tests/support/test_scale.h"
 
 namespace sirtaki::launch {
 namespace {
