@@ -32,4 +32,11 @@ class Line {
   int fd_ = -1;
 };
 
+// The connections of this rank to one other.
+struct Lines {
+  Line control;  // the engines' messages
+  Line urgent;   // collectives of the small lane
+  Line bulk;     // everything else
+};
+
 }  // namespace sirtaki::tcp

@@ -20,7 +20,7 @@ inline bool IsForLater(int error) { return error == EAGAIN || error == EINTR; }
 
 class Loss {
  public:
-  // `error`: errno, or 0 where the connection was closed. The first one stays.
+  // `error`: errno; 0 or EPIPE where the connection was closed. The first one stays.
   void Note(int rank, const std::string& host, int error);
   bool noted() const { return counts_at_ != core::TimePoint::max(); }
   // kPeerLost, once it counts.

@@ -16,6 +16,8 @@
 #include "core/base/hmac.h"
 #include "core/base/text.h"
 #include "tcp/door.h"
+#include "tcp/loss.h"
+#include "tcp/mesh.h"
 
 namespace sirtaki::tcp {
 
@@ -29,20 +31,13 @@ using Error = boost::system::error_code;
 namespace {
 
 constexpr auto kConnectTime = std::chrono::seconds(5);
-constexpr auto kTryAgain = std::chrono::milliseconds(50);
 constexpr std::uint32_t kLongestFrame = std::uint32_t{256} << 20;
-constexpr std::size_t kLines = 3;
+constexpr std::size_t kCallsOfARank = 3;  // to each other
 constexpr std::size_t kTokenBytes = 16;
 
-std::string NumbersText(const std::vector<int>& ranks) {
-  constexpr std::size_t kMost = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return ranks.size() <= kMost ? text
-                               : text + " and " + std::to_string(ranks.size() - kMost) + " more";
-}
+constexpr const char* kNotReached =
+    "; rank 0 has to run there, MASTER_ADDR and the port to be its own, and no firewall between";
+constexpr const char* kOtherSecret = "; give all ranks the same, or this job another port";
 
 // A frame is a byte, a length and that many bytes.
 enum class FrameKind : char { kText = '+', kFailure = '!' };
@@ -98,7 +93,7 @@ bool Unpack(const std::string& packed, std::vector<std::string>* texts) {
 struct Meeting::Impl {
   explicit Impl(Place where)
       : place(std::move(where)),
-        door(tasks, place.rank, kLines * static_cast<std::size_t>(place.size)) {
+        door(tasks, place.rank, kCallsOfARank * static_cast<std::size_t>(place.size)) {
     peers.resize(static_cast<std::size_t>(place.rank == 0 ? place.size : 1));
   }
 
@@ -169,16 +164,23 @@ struct Meeting::Impl {
   asio::awaitable<void> Reach(TimePoint deadline) {
     const std::string port = std::to_string(place.port);
     tcp::resolver resolver(tasks.io());
+    // What an attempt that has no answer yet is going to say.
+    last = "MASTER_ADDR=" + core::Quoted(place.address) + " does not resolve: no answer";
+    bool has_called = false;
     for (;; co_await Sleep(kTryAgain)) {
       Error error;
       const auto found = co_await resolver.async_resolve(
           place.address, port, asio::redirect_error(asio::use_awaitable, error));
       if (error) {
-        last =
-            "MASTER_ADDR=" + core::Quoted(place.address) + " does not resolve: " + error.message();
+        last = "MASTER_ADDR=" + core::Quoted(place.address) +
+               " does not resolve: " + error.message() +
+               "; give rank 0's address, or a name that this host knows (DNS, /etc/hosts)";
         continue;
       }
       for (const auto& entry : found) {
+        if (!std::exchange(has_called, true)) {
+          last = TextOf(entry.endpoint()) + ": no answer" + kNotReached;
+        }
         const auto socket = std::make_shared<tcp::socket>(tasks.io());
         const Status status = co_await ConnectTo(socket, entry.endpoint(), deadline);
         if (status.ok()) {
@@ -186,7 +188,11 @@ struct Meeting::Impl {
           co_return;
         }
         last = TextOf(entry.endpoint()) + ": " + status.message();
-        if (status.code() == StatusCode::kPeerLost) continue;
+        if (status.code() == StatusCode::kPeerLost) {
+          last += kNotReached;
+          continue;
+        }
+        if (status.code() == StatusCode::kProtocol) last += kOtherSecret;
         const bool is_known = status.code() == StatusCode::kInvalidArgument;
         co_return tasks.Fail(
             {is_known ? StatusCode::kMismatch : status.code(),
@@ -240,6 +246,7 @@ struct Meeting::Impl {
   asio::awaitable<void> Read(Socket socket, int rank, std::string* text, int* left) {
     Status status = co_await ReadFrame(std::move(socket), text);
     if (!status.ok()) co_return tasks.Fail(Named(std::move(status), rank));
+    heard[static_cast<std::size_t>(rank)] = true;
     --*left;
   }
   asio::awaitable<void> Write(Socket socket, int rank, const std::string* frame, int* left) {
@@ -250,13 +257,27 @@ struct Meeting::Impl {
   }
 
   // What is under way refers to `left` and texts of the caller, who destroys the meeting then.
-  Status Wait(const int& left, TimePoint deadline, const char* what) {
+  Status Wait(const int& left, TimePoint deadline) {
     tasks.Drive(deadline, [&left] { return left == 0; });
     if (tasks.failure().ok() && left > 0) {
-      tasks.Fail({StatusCode::kTimedOut,
-                  std::string("the ranks did not ") + what + " within start_timeout"});
+      tasks.Fail({StatusCode::kTimedOut, SilentText() + " within start_timeout"});
     }
     return tasks.failure();
+  }
+
+  // A host that is gone says no good-bye.
+  std::string SilentText() const {
+    if (place.rank != 0) {
+      return "rank 0 did not say what all ranks agree on: it waits for another rank, or its host "
+             "is "
+             "gone,";
+    }
+    std::vector<int> silent;
+    for (int rank = 1; rank < place.size; ++rank) {
+      if (!heard[static_cast<std::size_t>(rank)]) silent.push_back(rank);
+    }
+    return NumbersText(silent) +
+           " did not answer rank 0: a process is stopped, or a host or its link is gone,";
   }
 
   // ---- connections of each with each ----
@@ -281,100 +302,15 @@ struct Meeting::Impl {
     return Packed(told);
   }
 
-  // How a rank is called in texts.
-  std::string NameOf(int rank) const {
-    return "rank " + std::to_string(rank) + " on host " + hosts[static_cast<std::size_t>(rank)];
-  }
-
-  // What is being connected. Calls that are still under way when it is over have it, too.
-  struct Calls {
-    std::string secret;
-    TimePoint deadline;
-    std::vector<std::array<Socket, kLines>> sockets;  // by rank
-    int left = 0;
-    Status failure;
-    std::string why;  // the last call has failed
-  };
-
-  asio::awaitable<Status> CallOnce(std::shared_ptr<Calls> calls, Socket socket, int rank,
-                                   Purpose purpose, tcp::endpoint end) {
-    const TimePoint by = std::min<TimePoint>(calls->deadline, Clock::now() + kGreetingTime);
+  // Ends the connecting where a rank has failed, or is gone. What it says stays there to be read.
+  asio::awaitable<void> Heed(Socket socket) {
     Error error;
-    {
-      const Watch watch(socket, by);
-      co_await socket->async_connect(end, asio::redirect_error(asio::use_awaitable, error));
-      if (error) co_return watch.Judge({StatusCode::kPeerLost, error.message()});
-    }
-    Prepare(socket);
-    const Caller self{purpose, place.rank, place.size};
-    co_return co_await Greet(socket, calls->secret, self, rank, by);
-  }
-
-  asio::awaitable<void> Call(std::shared_ptr<Calls> calls, int rank, Purpose purpose,
-                             tcp::endpoint end) {
-    while (Clock::now() < calls->deadline) {
-      const auto socket = std::make_shared<tcp::socket>(tasks.io());
-      const Status status = co_await CallOnce(calls, socket, rank, purpose, end);
-      if (status.ok()) {
-        calls->sockets[static_cast<std::size_t>(rank)][static_cast<std::size_t>(purpose) - 1] =
-            socket;
-        --calls->left;
-        co_return;
-      }
-      calls->why = NameOf(place.rank) + " cannot connect to " + NameOf(rank) + " at " +
-                   TextOf(end) + ": " + status.message() +
-                   "; the hosts have to reach each other at every port";
-      if (status.code() != StatusCode::kPeerLost) {
-        calls->failure = {status.code(), calls->why};
-        co_return;
-      }
-      co_await Sleep(kTryAgain);
-    }
-  }
-
-  // Where a caller's socket goes; null: it has no business here.
-  Socket* SeatOf(const Caller& caller, Calls* calls) const {
-    const auto line = static_cast<std::size_t>(caller.purpose) - 1;
-    if (caller.rank <= place.rank || caller.rank >= place.size || line >= kLines) return nullptr;
-    Socket* seat = &calls->sockets[static_cast<std::size_t>(caller.rank)][line];
-    return *seat ? nullptr : seat;
-  }
-
-  // Returns when this rank has called all lower ones, and all higher ones have called it.
-  Status ConnectAll(const std::shared_ptr<Calls>& calls, const std::vector<tcp::endpoint>& ends) {
-    calls->sockets.resize(static_cast<std::size_t>(place.size));
-    calls->left = static_cast<int>(kLines) * (place.size - 1);
-    door.Receive({calls->secret, calls->deadline,
-                  [this, calls](const Caller& caller) {
-                    return SeatOf(caller, calls.get()) ? "" : "nobody expects it";
-                  },
-                  [this, calls](const Caller& caller, Socket socket) {
-                    Socket* seat = SeatOf(caller, calls.get());
-                    if (seat == nullptr) return;
-                    *seat = std::move(socket);
-                    --calls->left;
-                  },
-                  [](const std::string&) {}});
-    for (int rank = 0; rank < place.rank; ++rank) {
-      for (const Purpose purpose : {Purpose::kControl, Purpose::kUrgent, Purpose::kBulk}) {
-        tasks.Spawn(Call(calls, rank, purpose, ends[static_cast<std::size_t>(rank)]));
-      }
-    }
-    tasks.Drive(calls->deadline, [&calls] { return calls->left == 0 || !calls->failure.ok(); });
-    door.Close();
-    if (!tasks.failure().ok()) return tasks.failure();
-    if (!calls->failure.ok() || calls->left == 0) return calls->failure;
-    std::vector<int> missing;
-    for (int rank = 0; rank < place.size; ++rank) {
-      const auto& there = calls->sockets[static_cast<std::size_t>(rank)];
-      if (rank != place.rank && std::ranges::find(there, nullptr) != there.end()) {
-        missing.push_back(rank);
-      }
-    }
-    if (!calls->why.empty()) return {StatusCode::kBackend, calls->why};
-    return {StatusCode::kTimedOut, NameOf(place.rank) + " has no connection with " +
-                                       NumbersText(missing) + " within start_timeout" +
-                                       door.StrangersText()};
+    co_await socket->async_wait(tcp::socket::wait_read,
+                                asio::redirect_error(asio::use_awaitable, error));
+    char first = 0;
+    const ssize_t came = recv(socket->native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    const bool is_nothing = came < 0 && IsForLater(errno);
+    if (!is_nothing && first != static_cast<char>(FrameKind::kText)) mesh->Stop();
   }
 
   // Connects the ranks, who have told where they listen.
@@ -392,35 +328,30 @@ struct Meeting::Impl {
       ends[rank] = {asio::ip::make_address(book[1 + rank], error),
                     static_cast<unsigned short>(std::atoi(said[0].c_str()))};
       if (!error && ends[rank].port() != 0) continue;
-      return {StatusCode::kTimedOut, NameOf(static_cast<int>(rank)) + " cannot listen"};
+      return {StatusCode::kTimedOut, NameOf(static_cast<int>(rank), hosts) + " cannot listen"};
     }
     if (book[0].empty()) return {StatusCode::kBackend, "rank 0's system gives no random numbers"};
     const core::Hash key = core::HmacSha256(place.secret, "lines:" + book[0]);
-    const auto calls = std::make_shared<Calls>();
-    calls->secret.assign(key.begin(), key.end());
     // What they say about it to each other needs time, too.
-    calls->deadline = Clock::now() + (deadline - Clock::now()) / 4 * 3;
-    Status status = ConnectAll(calls, ends);
-    if (!status.ok()) return status;
-    lines->clear();
-    for (auto& there : calls->sockets) {
-      std::array<Line, kLines> fds;
-      for (std::size_t line = 0; line < kLines; ++line) {
-        if (!there[line]) continue;
-        fds[line] = Line(core::Descriptor(there[line]->release()));
-        fcntl(fds[line].get(), F_SETFL, O_RDWR | O_NONBLOCK);
-      }
-      lines->push_back({std::move(fds[0]), std::move(fds[1]), std::move(fds[2])});
+    const TimePoint by = Clock::now() + (deadline - Clock::now()) / 4 * 3;
+    mesh =
+        std::make_unique<Mesh>(tasks, door, place, hosts, std::string(key.begin(), key.end()), by);
+    for (const Socket& peer : peers) {
+      if (peer) tasks.Spawn(Heed(peer));
     }
-    return Status::Ok();
+    Status status = mesh->Connect(ends);
+    if (status.ok()) *lines = mesh->Release();
+    return status;
   }
 
   Place place;
   std::vector<std::string> hosts;
-  std::string last = "no answer";  // why rank 0 was not reached yet
+  std::string last;  // why rank 0 was not reached yet
   Tasks tasks;
   Door door;
+  std::unique_ptr<Mesh> mesh;
   int have_met = 1;           // ranks
+  std::vector<bool> heard;    // in the exchange that is under way, by rank
   std::vector<Socket> peers;  // of rank 0: by rank; of others: rank 0 alone
 };
 
@@ -446,13 +377,14 @@ Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
   all->assign(static_cast<std::size_t>(impl.place.size), {});
   all->at(static_cast<std::size_t>(impl.place.rank)) = mine;
   if (impl.place.size == 1) return Status::Ok();
+  impl.heard.assign(all->size(), false);
   if (impl.place.rank == 0) {
     int left = impl.place.size - 1;
     for (int rank = 1; rank < impl.place.size; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
       impl.tasks.Spawn(impl.Read(impl.peers[index], rank, &all->at(index), &left));
     }
-    Status status = impl.Wait(left, deadline, "tell rank 0 what they agree on");
+    Status status = impl.Wait(left, deadline);
     if (!status.ok()) {
       impl.TellFailure(status);
       return status;
@@ -462,14 +394,14 @@ Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
     for (int rank = 1; rank < impl.place.size; ++rank) {
       impl.tasks.Spawn(impl.Write(impl.peers[static_cast<std::size_t>(rank)], rank, &frame, &left));
     }
-    return impl.Wait(left, deadline, "take what rank 0 told them");
+    return impl.Wait(left, deadline);
   }
   const std::string frame = FrameOf(FrameKind::kText, mine);
   std::string packed;
   int left = 2;
   impl.tasks.Spawn(impl.Write(impl.peers[0], 0, &frame, &left));
   impl.tasks.Spawn(impl.Read(impl.peers[0], 0, &packed, &left));
-  Status status = impl.Wait(left, deadline, "meet at rank 0");
+  Status status = impl.Wait(left, deadline);
   if (status.ok() && !Unpack(packed, all)) {
     impl.tasks.Fail({StatusCode::kProtocol, "rank 0 told what no rank tells"});
   }
@@ -487,16 +419,22 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
   Status status = Exchange(Packed({std::to_string(port), mine}), deadline, &told);
   if (!status.ok()) return status;
   status = opened.ok() ? impl.MakeLines(told, deadline, lines)
-                       : Status(opened.code(), impl.NameOf(impl.place.rank) +
+                       : Status(opened.code(), NameOf(impl.place.rank, hosts) +
                                                    " cannot listen: " + opened.message());
-  const bool is_late = status.code() == StatusCode::kTimedOut;
-  Status met = Exchange((is_late ? "-" : "!") + status.message(), deadline, &told);
-  if (!met.ok()) return status.ok() ? met : status;
-  // A rank that has only waited in vain does not know why: another's text comes first.
-  for (const char kind : {'!', '-'}) {
-    for (const std::string& text : told) {
-      if (text.size() > 1 && text[0] == kind) return {StatusCode::kBackend, text.substr(1)};
-    }
+  // A rank that has only waited in vain does not know why, and asks the others. One that knows why
+  // tells it at once.
+  const bool asks = status.code() == StatusCode::kTimedOut || status.code() == StatusCode::kAborted;
+  if (!status.ok() && !asks) {
+    impl.TellFailure(status);
+    return status;
+  }
+  Status met = Exchange(status.message(), deadline, &told);
+  if (!met.ok()) {
+    const bool says_more = met.code() == StatusCode::kAborted;
+    return status.code() == StatusCode::kTimedOut && !says_more ? status : met;
+  }
+  for (const std::string& text : told) {
+    if (!text.empty()) return {StatusCode::kBackend, text};
   }
   return Status::Ok();
 }

@@ -13,13 +13,6 @@
 
 namespace sirtaki::tcp {
 
-// The connections of this rank to one other.
-struct Lines {
-  Line control;  // the engines' messages
-  Line urgent;   // collectives of the small lane
-  Line bulk;     // everything else
-};
-
 // Not thread-safe: it belongs to the thread that starts the session.
 class Meeting {
  public:

@@ -154,7 +154,7 @@ void Stream::Progress() {
 }
 
 void Stream::Write() {
-  while (!outgoing_.empty() && line_.valid()) {
+  while (!outgoing_.empty() && line_.valid() && write_error_ == 0) {
     std::array<iovec, kMostPieces> pieces{};
     std::size_t count = 0;
     std::size_t all = 0;
@@ -177,13 +177,19 @@ void Stream::Write() {
     message.msg_iovlen = count;
     const ssize_t went = sendmsg(line_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (went < 0) {
-      if (!IsForLater(errno)) Lose(errno);
+      if (!IsForLater(errno)) StopWriting(errno);
       return;
     }
     const bool is_full = static_cast<std::size_t>(went) < all;
     NoteSent(static_cast<std::size_t>(went));
     if (is_full) return;
   }
+}
+
+// What the other end has sent before is read first.
+void Stream::StopWriting(int error) {
+  write_error_ = error;
+  shutdown(line_.get(), SHUT_RDWR);
 }
 
 void Stream::NoteSent(std::size_t bytes) {
@@ -230,7 +236,7 @@ void Stream::Read() {
     for (const iovec& piece : pieces) all += piece.iov_len;
     const ssize_t came = recvmsg(line_.get(), &message, MSG_DONTWAIT);
     if (came < 0 && IsForLater(errno)) return;
-    if (came <= 0) return Lose(came == 0 ? 0 : errno);
+    if (came <= 0) return Lose(came == 0 ? write_error_ : errno);
     const std::size_t direct = std::min(static_cast<std::size_t>(came), of_payload);
     last_ += static_cast<std::size_t>(came) - direct;
     if (direct > 0) Advance(static_cast<std::int64_t>(direct));

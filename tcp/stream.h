@@ -109,6 +109,7 @@ class Stream {
   void Want(Header header, std::uint32_t number) SIRTAKI_REQUIRES(mutex_);
   void Write() SIRTAKI_REQUIRES(mutex_);
   void Read() SIRTAKI_REQUIRES(mutex_);
+  void StopWriting(int error) SIRTAKI_REQUIRES(mutex_);
   void NoteSent(std::size_t bytes) SIRTAKI_REQUIRES(mutex_);
   core::Status TakeStaged() SIRTAKI_REQUIRES(mutex_);
   core::Status TakeHeader(const Header& header) SIRTAKI_REQUIRES(mutex_);
@@ -126,6 +127,7 @@ class Stream {
   std::atomic<int> pending_{0};  // transfers
   core::Mutex mutex_;
   Line line_ SIRTAKI_GUARDED_BY(mutex_);
+  int write_error_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // after which only reading goes on
   Loss loss_ SIRTAKI_GUARDED_BY(mutex_);
   core::Status ended_ SIRTAKI_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, Box> boxes_ SIRTAKI_GUARDED_BY(mutex_);

@@ -120,8 +120,12 @@ void Transport::Push(int rank) {
     const ssize_t went = send(peer.line.get(), peer.outbox.data() + peer.sent,
                               peer.outbox.size() - peer.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (went < 0 && IsForLater(errno)) return;
-    // Reading tells what happened, and what the other end has said before.
-    if (went < 0) break;
+    if (went < 0) {
+      // Reading takes what the other end has said before, and then notes the loss.
+      peer.write_error = errno;
+      shutdown(peer.line.get(), SHUT_RDWR);
+      break;
+    }
     peer.sent += static_cast<std::size_t>(went);
   }
   peer.outbox.clear();
@@ -160,7 +164,7 @@ bool Transport::Pull(int rank) {
     TakeMessages(rank);
     return true;
   }
-  if (came == 0 || !IsForLater(error)) Lose(rank, came == 0 ? 0 : error);
+  if (came == 0 || !IsForLater(error)) Lose(rank, came == 0 ? peer.write_error : error);
   return false;
 }
 

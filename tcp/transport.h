@@ -49,7 +49,8 @@ class Transport final : public core::Transport {
     Line line;
     core::Bytes outbox;  // not sent yet, from `sent` on
     std::size_t sent = 0;
-    core::Bytes inbox;  // of messages that are not whole yet
+    core::Bytes inbox;    // of messages that are not whole yet
+    int write_error = 0;  // after which nothing can be sent
     bool said_farewell = false;
   };
 

@@ -155,6 +155,8 @@ TEST_F(MeetingTest, WithoutRankZeroTheOthersSayWhatTheyTried) {
   place.address = "no-such-host.invalid";
   ExpectText(Meeting::Begin(place, Within(milliseconds(500)), &meeting), StatusCode::kTimedOut,
              "MASTER_ADDR=\"no-such-host.invalid\" does not resolve: ");
+  ExpectText(Meeting::Begin(place, Within(milliseconds(500)), &meeting), StatusCode::kTimedOut,
+             "; give rank 0's address, or a name that this host knows");
 }
 
 TEST_F(MeetingTest, AnotherSecretIsRefusedByBoth) {
@@ -166,7 +168,7 @@ TEST_F(MeetingTest, AnotherSecretIsRefusedByBoth) {
     if (rank == 0)
       return ExpectText(status, StatusCode::kTimedOut, "rank 1 did not come to rank 0");
     ExpectText(status, StatusCode::kProtocol,
-               "it does not know this job's secret (SIRTAKI_SECRET)");
+               "it does not know this job's secret (SIRTAKI_SECRET); give all ranks the same");
   });
 }
 
@@ -268,6 +270,60 @@ TEST_F(MeetingTest, ARankThatCannotConnectIsToldOfOnAllRanks) {
     EXPECT_FALSE(status.ok());
     EXPECT_FALSE(status.message().empty());
   });
+}
+
+// Somebody listens at the port, and never says a word.
+TEST_F(MeetingTest, AListenerThatIsSilentIsLeftWithTheCure) {
+  const core::Descriptor silent = Listening(&port_);
+  std::unique_ptr<Meeting> meeting;
+  ExpectText(Meeting::Begin(PlaceOf(1, 2), Within(milliseconds(300)), &meeting),
+             StatusCode::kTimedOut,
+             "127.0.0.1:" + std::to_string(port_) +
+                 ": no answer; rank 0 has to run there, MASTER_ADDR and the port to be its own");
+}
+
+// Its host may be gone without a word: the connection stands, and nothing comes.
+TEST_F(MeetingTest, ARankThatFallsSilentIsNamedOnAllRanks) {
+  std::promise<void> is_over;
+  const std::shared_future<void> over = is_over.get_future().share();
+  RankThreads::Run(3, [&](int rank) {
+    std::unique_ptr<Meeting> meeting;
+    const Status status = Meeting::Begin(PlaceOf(rank, 3), Within(seconds(60)), &meeting);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    if (rank == 2) return over.wait();
+    std::vector<std::string> all;
+    const Status silent =
+        meeting->Exchange("", Within(rank == 0 ? milliseconds(500) : seconds(60)), &all);
+    ExpectText(silent, rank == 0 ? StatusCode::kTimedOut : StatusCode::kAborted,
+               "rank 2 did not answer rank 0: a process is stopped, or a host or its link is gone, "
+               "within start_timeout");
+    if (rank == 1) is_over.set_value();
+  });
+}
+
+// Rank 1 says that it listens where nobody does, as if a firewall were before it.
+TEST_F(MeetingTest, ARankThatIsRefusedForGoodIsToldOfOnAllRanksSoon) {
+  const int nobody = FreePort();
+  const auto begun = Clock::now();
+  RankThreads::Run(3, [&](int rank) {
+    std::unique_ptr<Meeting> meeting;
+    Status status = Meeting::Begin(PlaceOf(rank, 3), Within(seconds(120)), &meeting);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    std::vector<Lines> lines;
+    std::vector<std::string> all;
+    if (rank == 1) {
+      const std::string port = std::to_string(nobody);
+      const std::string mine = std::to_string(port.size()) + " " + port + "0 ";
+      ASSERT_TRUE(meeting->Exchange(mine, Within(seconds(120)), &all).ok());
+      status = meeting->Exchange("", Within(seconds(120)), &all);
+    } else {
+      status = meeting->Connect(tests::HostsOf(3), Within(seconds(120)), &lines);
+    }
+    ExpectText(status, rank == 2 ? StatusCode::kBackend : StatusCode::kAborted,
+               "rank 2 on host host2 cannot connect to rank 1 on host host1 at 127.0.0.1:" +
+                   std::to_string(nobody) + ": Connection refused; a firewall may be between");
+  });
+  EXPECT_LT(Clock::now() - begun, seconds(60));  // where all were connecting for 90
 }
 
 TEST_F(MeetingTest, APortInUseIsNamedWithTheCure) {

@@ -247,6 +247,38 @@ TEST(TcpStreamTest, BytesThatNoRankSendsEndTheStream) {
   EXPECT_EQ(transfer.status.message(), "rank 1 on host host1 sends what no rank sends");
 }
 
+TEST(TcpStreamTest, WhatWasSentBeforeTheEndArrivesAlsoWhereWritingFailsFirst) {
+  auto lines = tests::LinesOfAll(2);
+  Stream stream(std::move(lines[0][1]), 0, 1, "host1");
+  const std::vector<std::byte> given(8, std::byte{7});
+  std::vector<std::byte> memory(8);
+  Transfer sent;
+  sent.sends = true;
+  sent.given = given.data();
+  sent.bytes = 8;
+  {
+    Stream other(std::move(lines[1][0]), 1, 0, "host0");
+    other.Start(kMessage, &sent);
+    ASSERT_TRUE(sent.done);
+  }
+  Transfer taken;
+  taken.taken = memory.data();
+  taken.bytes = 8;
+  stream.Start(kMessage, &taken);
+  Transfer in_vain;
+  in_vain.sends = true;
+  in_vain.given = given.data();
+  in_vain.bytes = 8;
+  stream.Start(kMessage, &in_vain);
+  const auto deadline = Clock::now() + seconds(30);
+  while (!(taken.done && in_vain.done) && Clock::now() < deadline) stream.Progress();
+  ASSERT_TRUE(taken.done && in_vain.done);
+  EXPECT_TRUE(taken.status.ok()) << taken.status.ToString();
+  EXPECT_EQ(memory, given);
+  EXPECT_EQ(in_vain.status.message(),
+            "rank 1 is lost: its connection from host host1 was closed: its process has ended");
+}
+
 // Several threads of each rank share the streams; each message holds what its envelope and place say.
 TEST(TcpPortRandomTest, ManyTransfersOfManyThreads) {
   constexpr int kSize = 3;
