@@ -4,6 +4,7 @@
 //   mpirun -np 2 --bind-to none vectors [--works latency,allreduce,allgather,reducescatter]
 //                                       [--bytes N,...] [--rounds N] [--references-only]
 //
+// mpirun starts it whatever medium ours has: MPI serves the references and the clock.
 // --bytes: of the vector that all ranks have or get together.
 // --references-only: MPI alone, in a process whose malloc keeps what is freed.
 #include <mpi.h>
@@ -16,6 +17,7 @@
 
 #include "benchmarks/support/measure.h"
 #include "benchmarks/support/ranks.h"
+#include "benchmarks/support/raw_stream.h"
 
 namespace sirtaki::benchmarks {
 namespace {
@@ -119,6 +121,7 @@ int Main(int argc, char** argv) {
   }
   if (setup.references_only) KeepMemory();
   init();
+  const MpiOfReferences mpi;
   for (const std::string& work : ListFlag(argc, argv, "works", "latency,allreduce")) {
     const bool latency = work == "latency";
     for (const std::string& bytes :
@@ -133,6 +136,7 @@ int Main(int argc, char** argv) {
     }
   }
   shutdown();
+  mpi.End();
   return 0;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,10 @@ struct Variant {
 };
 
 // Runs all of them once without counting, then in turn, `rounds` times, each time beginning with
-// another one. The median of each.
-std::vector<double> Interleave(int rounds, const std::vector<Variant>& variants);
+// another one. The median of each. `most_seconds`: for variants whose run() returns the seconds that
+// it took, the same on all ranks; where all rounds would take longer there are fewer, but at least 3.
+std::vector<double> Interleave(int rounds, const std::vector<Variant>& variants,
+                               double most_seconds = std::numeric_limits<double>::infinity());
 
 struct Pair {
   double ours = 0;

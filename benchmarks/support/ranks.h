@@ -17,6 +17,25 @@
 
 namespace sirtaki::benchmarks {
 
+// MPI for the references, also where the library runs without it. After init(), which else starts it.
+class MpiOfReferences {
+ public:
+  MpiOfReferences() {
+    int started = 0;
+    MPI_Initialized(&started);
+    int provided = 0;
+    if (started == 0) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+    is_ours_ = started == 0;
+  }
+  // After shutdown(), if nothing has failed.
+  void End() const {
+    if (is_ours_) MPI_Finalize();
+  }
+
+ private:
+  bool is_ours_ = false;
+};
+
 // The slowest rank's, so that all ranks see one number.
 inline double Slowest(double seconds) {
   MPI_Allreduce(MPI_IN_PLACE, &seconds, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
@@ -69,55 +88,11 @@ class RawVector {
   std::vector<float> values_;
 };
 
-// The reference between hosts: what an all-reduce has to send over each host's network, and nothing
-// else. The first rank of every host streams to that of the next host.
-class RawStream {
- public:
-  // Collective. `bytes`: of the vector.
-  explicit RawStream(std::int64_t bytes) {
-    MPI_Comm here = MPI_COMM_NULL;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
-    int local_rank = 0;
-    MPI_Comm_rank(here, &local_rank);
-    MPI_Comm_free(&here);
-    MPI_Comm_split(MPI_COMM_WORLD, local_rank == 0 ? 0 : MPI_UNDEFINED, 0, &across_);
-    if (across_ == MPI_COMM_NULL) return;
-    MPI_Comm_size(across_, &hosts_);
-    MPI_Comm_rank(across_, &host_);
-    given_.resize(static_cast<std::size_t>(bytes * 2 * (hosts_ - 1) / hosts_));
-    taken_.resize(given_.size());
-  }
-  ~RawStream() {
-    if (across_ != MPI_COMM_NULL) MPI_Comm_free(&across_);
-  }
-  RawStream(const RawStream&) = delete;
-  RawStream& operator=(const RawStream&) = delete;
-
-  // Whether there are several hosts. The same on all ranks.
-  bool crosses() const {
-    int hosts = hosts_;
-    MPI_Allreduce(MPI_IN_PLACE, &hosts, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-    return hosts > 1;
-  }
-  void Stream() {
-    if (across_ == MPI_COMM_NULL) return;
-    const int bytes = static_cast<int>(given_.size());
-    MPI_Sendrecv(given_.data(), bytes, MPI_BYTE, (host_ + 1) % hosts_, 0, taken_.data(), bytes,
-                 MPI_BYTE, (host_ + hosts_ - 1) % hosts_, 0, across_, MPI_STATUS_IGNORE);
-  }
-
- private:
-  MPI_Comm across_ = MPI_COMM_NULL;  // the first ranks of the hosts; null: this one is none
-  int hosts_ = 0;
-  int host_ = 0;
-  std::vector<char> given_;
-  std::vector<char> taken_;
-};
-
 // Measures the variants in turn and writes their medians, `scale` times as much, from rank 0.
+// Fewer rounds where all of them would take longer than about `most_seconds`; but at least 3.
 inline void Measure(const std::string& work, int rounds, const std::string& unit, double scale,
-                    const std::vector<Variant>& variants) {
-  const std::vector<double> medians = Interleave(rounds, variants);
+                    const std::vector<Variant>& variants, double most_seconds = 20) {
+  const std::vector<double> medians = Interleave(rounds, variants, most_seconds);
   int rank = 0;
   int size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
