@@ -426,6 +426,7 @@ Status Meeting::Connect(const std::vector<std::string>& hosts, TimePoint deadlin
   const bool asks = status.code() == StatusCode::kTimedOut || status.code() == StatusCode::kAborted;
   if (!status.ok() && !asks) {
     impl.TellFailure(status);
+    impl.tasks.Fail(status);
     return status;
   }
   Status met = Exchange(status.message(), deadline, &told);

@@ -1,8 +1,12 @@
 #include "session/base/clock_offset.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
 
 namespace sirtaki::session {
 
@@ -15,6 +19,15 @@ namespace {
 
 // The narrowest of this many counts: most rounds are held up by somebody.
 constexpr int kRounds = 10;
+
+// Nothing of ours depends on the time of day. Logs and files of several hosts are hard to put in order
+// where it differs by more than that.
+constexpr auto kMostSkew = std::chrono::seconds(2);
+
+Duration WallOf(TimePoint now) {
+  const auto wall = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<Duration>(wall) - now.time_since_epoch();
+}
 
 struct Bounds {
   Duration low = Duration::min();
@@ -65,6 +78,21 @@ Duration EstimateOffset(std::span<const std::vector<ClockReading>> rounds,
   return together.low <= together.high ? together.Middle() : alone.Middle();
 }
 
+Duration EstimateSkew(const std::vector<ClockReading>& round, Duration offset,
+                      const core::Topology& topology) {
+  return round[static_cast<std::size_t>(topology.rank)].wall - round[0].wall - offset;
+}
+
+std::string SkewText(Duration skew, const core::Topology& topology) {
+  if (std::chrono::abs(skew) < kMostSkew) return {};
+  return "the clock of host " + topology.host + " is " +
+         core::DurationText(std::chrono::abs(skew)) +
+         (skew > Duration::zero() ? " ahead of" : " behind") + " that of host " +
+         topology.host_names[0] +
+         " (rank 0), so times in logs and files differ; the job goes on; let NTP set both "
+         "(chronyc makestep, or timedatectl set-ntp true)";
+}
+
 Status MeasureOffset(Medium& medium, TimePoint deadline, Duration* offset) {
   *offset = Duration::zero();
   const core::Topology& topology = medium.topology();
@@ -73,7 +101,8 @@ Status MeasureOffset(Medium& medium, TimePoint deadline, Duration* offset) {
   std::vector<std::string> told;
   TimePoint after{};
   for (int i = 0; i <= kRounds; ++i) {
-    const ClockReading mine{Clock::now(), after};
+    const TimePoint now = Clock::now();
+    const ClockReading mine{now, after, WallOf(now)};
     Status status = medium.Exchange(ToBytes(mine), deadline, &told);
     after = Clock::now();
     std::vector<ClockReading>& round = rounds.emplace_back(told.size());
@@ -85,6 +114,10 @@ Status MeasureOffset(Medium& medium, TimePoint deadline, Duration* offset) {
   }
   rounds.pop_back();  // when it was over nobody has told
   *offset = EstimateOffset(rounds, topology);
+  if (topology.local_rank == 0) {
+    const std::string text = SkewText(EstimateSkew(rounds[0], *offset, topology), topology);
+    if (!text.empty()) SIRTAKI_LOG(kWarning, text);
+  }
   return Status::Ok();
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -17,6 +18,7 @@ namespace sirtaki::session {
 struct ClockReading {
   core::TimePoint before{};
   core::TimePoint after{};
+  core::Duration wall{};  // the time of day, since 1970, minus this clock
 };
 
 // The offset is added to this rank's clock to give rank 0's. `rounds`: of each exchange the
@@ -26,6 +28,13 @@ struct ClockReading {
 core::Duration EstimateOffset(std::span<const std::vector<ClockReading>> rounds,
                               const core::Topology& topology);
 
+// How far the time of day of this rank's host is ahead of that of rank 0's. Pure.
+core::Duration EstimateSkew(const std::vector<ClockReading>& round, core::Duration offset,
+                            const core::Topology& topology);
+// What is to be said of it, with the cure; empty if it is too small to matter. Pure.
+std::string SkewText(core::Duration skew, const core::Topology& topology);
+
+// Warns, on one rank of each host, where the time of day differs from that of rank 0's host.
 // Collective over the world, and nothing at all if that is one host. Errors: those of
 // Medium::Exchange.
 core::Status MeasureOffset(Medium& medium, core::TimePoint deadline, core::Duration* offset);

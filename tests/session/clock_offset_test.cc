@@ -83,6 +83,30 @@ TEST(ClockOffsetTest, RanksOfAHostWhoseClocksDifferCountForThemselves) {
   EXPECT_LT(std::chrono::abs(two + seconds(20)), microseconds(1000));
 }
 
+// The clocks that only count begin anywhere; the times of day are to agree.
+TEST(ClockOffsetTest, ATimeOfDayThatDiffersIsToldWithTheCure) {
+  core::Topology topology = TopologyOf(1, {0, 1});
+  topology.host = "b";
+  topology.host_names = {"a", "b"};
+  std::vector<ClockReading> round(2);
+  const TimePoint now{seconds(1000)};
+  const Duration today = std::chrono::hours(400'000);
+  round[0].wall = today - now.time_since_epoch();
+  // Host b has been up for 300 s longer.
+  const Duration offset = seconds(-300);
+  round[1].wall = today - (now - offset).time_since_epoch();
+  EXPECT_EQ(EstimateSkew(round, offset, topology), Duration::zero());
+  EXPECT_EQ(SkewText(seconds(1), topology), "");
+  round[1].wall -= seconds(37);
+  const Duration skew = EstimateSkew(round, offset, topology);
+  EXPECT_EQ(skew, seconds(-37));
+  EXPECT_EQ(
+      SkewText(skew, topology),
+      "the clock of host b is 37 s behind that of host a (rank 0), so times in logs and files "
+      "differ; the job goes on; let NTP set both (chronyc makestep, or timedatectl set-ntp true)");
+  EXPECT_NE(SkewText(-skew, topology).find("is 37 s ahead of that of host a"), std::string::npos);
+}
+
 TEST(ClockOffsetTest, ASessionOverSeveralHostsHasOne) {
   const auto world = std::make_shared<InprocWorld>(3, std::vector<int>{0, 1, 1});
   std::array<Duration, 3> offsets{};
