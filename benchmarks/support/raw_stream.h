@@ -59,12 +59,12 @@ class RawStream {
                                    {taken < taken_.size() ? previous_.get() : -1, POLLIN, 0}}};
       Check(poll(lines.data(), lines.size(), -1) > 0, "poll");
       if (lines[0].revents != 0) {
-        sent += Moved(send(next_.get(), given_.data() + sent, given_.size() - sent,
-                           MSG_DONTWAIT | MSG_NOSIGNAL));
+        sent += Moved(::send(next_.get(), given_.data() + sent, given_.size() - sent,
+                             MSG_DONTWAIT | MSG_NOSIGNAL));
       }
       if (lines[1].revents != 0) {
         taken += Moved(
-            recv(previous_.get(), taken_.data() + taken, taken_.size() - taken, MSG_DONTWAIT));
+            ::recv(previous_.get(), taken_.data() + taken, taken_.size() - taken, MSG_DONTWAIT));
       }
     }
   }
