@@ -91,7 +91,7 @@ class RawVector {
 // Measures the variants in turn and writes their medians, `scale` times as much, from rank 0.
 // Fewer rounds where all of them would take longer than about `most_seconds`; but at least 3.
 inline void Measure(const std::string& work, int rounds, const std::string& unit, double scale,
-                    const std::vector<Variant>& variants, double most_seconds = 20) {
+                    const std::vector<Variant>& variants, double most_seconds = 10) {
   const std::vector<double> medians = Interleave(rounds, variants, most_seconds);
   int rank = 0;
   int size = 0;
