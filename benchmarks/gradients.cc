@@ -161,12 +161,14 @@ int Main(int argc, char** argv) {
   }
   if (setup.references_only) KeepMemory();
   init();
+  const MpiOfReferences mpi;
   for (const std::string& work : ListFlag(argc, argv, "works", "resnet50,small")) {
     if (work == "resnet50") ResNet50(setup);
     if (work == "small" || work == "calls") SmallTensors(setup, work == "calls");
     if (work == "half") HalfTypes(setup);
   }
   shutdown();
+  mpi.End();
   return 0;
 }
 

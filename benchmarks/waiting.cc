@@ -28,6 +28,7 @@ double Load(const std::function<void()>& body) {
 int Main(int argc, char** argv) {
   const int seconds = std::stoi(Flag(argc, argv, "seconds", "10"));
   init();
+  const MpiOfReferences mpi;
   const std::string time = std::to_string(seconds) + " s";
   const at::Tensor tensor = at::zeros({1});
   RawVector raw(1);
@@ -49,6 +50,7 @@ int Main(int argc, char** argv) {
     Emit(Sample{work, size(), "goal", 1, "% of a core"});
   }
   shutdown();
+  mpi.End();
   return 0;
 }
 
