@@ -150,6 +150,7 @@ void Door::MakeRoom(const Socket& socket) {
 void Door::Close() {
   Error ignored;
   acceptor_->close(ignored);
+  tasks_.io().poll();  // takes those that have heard that they are welcome
   for (const auto& one : greeting_) {
     if (const Socket socket = one.lock()) socket->close(ignored);
   }
