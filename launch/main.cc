@@ -105,7 +105,9 @@ int MergeTimelinesOf(const std::string& folder) {
 int CheckHostsOf(const PlanInput& input, const Plan& plan) {
   if (plan.to_check.empty()) return 0;
   const HostWish wish = WishOfPlan(input, plan, CurrentFolder(), input.start_timeout);
-  const HostsFound found = CheckHosts(wish, plan.to_check, input.environment);
+  const HostsFound found = CheckHosts(
+      wish, plan.to_check, input.environment,
+      [](const std::string& line) { std::fprintf(stderr, "sirtakirun: %s\n", line.c_str()); });
   if (found.signal != 0) {
     std::fprintf(stderr, "sirtakirun: ended by %s\n", SignalName(found.signal).c_str());
     return 128 + found.signal;
@@ -147,7 +149,7 @@ bool CheckProgram(const PlanInput& input, const Plan& plan) {
 int RunAll(PlanInput input) {
   for (int code = kWrongUse;; ++input.restarts) {
     Plan plan;
-    const core::Status status = MakePlan(input, &plan);
+    core::Status status = MakePlan(input, &plan);
     if (!status.ok()) {
       Complain(status);
       return code;
@@ -156,6 +158,9 @@ int RunAll(PlanInput input) {
     if (input.restarts == 0 && !CheckProgram(input, plan)) return kNoProgram;
     const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan) : 0;
     if (unfit != 0) return unfit;
+    // The names of hosts that have come up since were not known yet, nor the way to them.
+    if (plan.wait > core::Duration::zero()) status = MakePlan(input, &plan);
+    if (!status.ok()) return Complain(status);
     if (!plan.network.empty()) {
       std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());
     }

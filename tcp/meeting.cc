@@ -1,7 +1,9 @@
 #include "tcp/meeting.h"
 
 #include <fcntl.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -9,13 +11,14 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <utility>
 
 #include "core/base/hmac.h"
 #include "core/base/text.h"
 #include "tcp/door.h"
+#include "tcp/frame.h"
+#include "tcp/lookup.h"
 #include "tcp/loss.h"
 #include "tcp/mesh.h"
 
@@ -30,62 +33,23 @@ using Error = boost::system::error_code;
 
 namespace {
 
-constexpr auto kConnectTime = std::chrono::seconds(5);
-constexpr std::uint32_t kLongestFrame = std::uint32_t{256} << 20;
-constexpr std::size_t kCallsOfARank = 3;  // to each other
+constexpr auto kConnectTime = std::chrono::seconds(2);  // the address may be one that is old
+constexpr std::size_t kCallsOfARank = 3;                // to each other
 constexpr std::size_t kTokenBytes = 16;
 
 constexpr const char* kNotReached =
     "; rank 0 has to run there, MASTER_ADDR and the port to be its own, and no firewall between";
 constexpr const char* kOtherSecret = "; give all ranks the same, or this job another port";
 
-// A frame is a byte, a length and that many bytes.
-enum class FrameKind : char { kText = '+', kFailure = '!' };
-std::string FrameOf(FrameKind kind, const std::string& text) {
-  const auto length = static_cast<std::uint32_t>(text.size());
-  std::string frame(1, static_cast<char>(kind));
-  frame.append(reinterpret_cast<const char*>(&length), sizeof(length));
-  return frame + text;
-}
-
-asio::awaitable<Status> ReadFrame(Socket socket, std::string* text) {
-  std::array<char, 1 + sizeof(std::uint32_t)> head{};
-  Status status = co_await ReadAll(socket, head.data(), head.size());
-  if (!status.ok()) co_return status;
-  std::uint32_t length = 0;
-  std::memcpy(&length, head.data() + 1, sizeof(length));
-  const auto kind = static_cast<FrameKind>(head[0]);
-  if (length > kLongestFrame || (kind != FrameKind::kText && kind != FrameKind::kFailure)) {
-    co_return Status(StatusCode::kProtocol, "it does not speak as ranks do");
+// A host that is gone without a word is noticed within about 10 s: its rank is started elsewhere.
+void NoticeSilence(const Socket& socket) {
+  constexpr std::array<std::array<int, 3>, 4> kOptions = {{{SOL_SOCKET, SO_KEEPALIVE, 1},
+                                                           {IPPROTO_TCP, TCP_KEEPIDLE, 4},
+                                                           {IPPROTO_TCP, TCP_KEEPINTVL, 2},
+                                                           {IPPROTO_TCP, TCP_KEEPCNT, 3}}};
+  for (const auto& [level, name, value] : kOptions) {
+    setsockopt(socket->native_handle(), level, name, &value, sizeof(value));
   }
-  text->resize(length);
-  status = co_await ReadAll(socket, text->data(), length);
-  if (status.ok() && kind == FrameKind::kFailure) status = {StatusCode::kAborted, *text};
-  co_return status;
-}
-
-// Many texts as one.
-std::string Packed(const std::vector<std::string>& texts) {
-  std::string packed;
-  for (const std::string& text : texts) {
-    packed += std::to_string(text.size()) + ' ' + text;
-  }
-  return packed;
-}
-
-bool Unpack(const std::string& packed, std::vector<std::string>* texts) {
-  std::size_t at = 0;
-  for (std::string& text : *texts) {
-    const std::size_t blank = packed.find(' ', at);
-    if (blank == std::string::npos || blank - at > 9) return false;
-    std::size_t length = 0;
-    for (; at < blank; ++at) length = length * 10 + static_cast<std::size_t>(packed[at] - '0');
-    ++at;
-    if (length > packed.size() - at) return false;
-    text = packed.substr(at, length);
-    at += length;
-  }
-  return at == packed.size();
 }
 
 }  // namespace
@@ -107,6 +71,11 @@ struct Meeting::Impl {
     seat->reset();
     --have_met;
     return false;
+  }
+
+  bool HaveAllMet() {
+    return have_met == place.size && std::all_of(peers.begin() + 1, peers.end(),
+                                                 [this](Socket& seat) { return IsTaken(&seat); });
   }
 
   std::string Judge(const Caller& caller) {
@@ -138,20 +107,24 @@ struct Meeting::Impl {
                   [this](const Caller& caller, Socket socket) {
                     // Another process may have come as the same rank during the greetings.
                     const std::string why = Judge(caller);
-                    if (why.empty()) {
-                      peers[static_cast<std::size_t>(caller.rank)] = std::move(socket);
-                      ++have_met;
-                    } else {
+                    if (!why.empty()) {
                       peers.push_back(std::move(socket));  // It is told why, too.
-                      tasks.Fail({StatusCode::kMismatch, why});
+                      return tasks.Fail({StatusCode::kMismatch, why});
                     }
+                    NoticeSilence(socket);
+                    peers[static_cast<std::size_t>(caller.rank)] = std::move(socket);
+                    ++have_met;
                   },
                   [this](const std::string& why) {
                     tasks.Fail({StatusCode::kMismatch, why});
                   }});
-    tasks.Drive(deadline, [this] { return have_met == place.size; });
+    tasks.Drive(deadline, [this] { return HaveAllMet(); });
     door.Close();
-    if (!tasks.failure().ok() || have_met == place.size) return tasks.failure();
+    if (!tasks.failure().ok()) return tasks.failure();
+    if (have_met == place.size) {
+      Tell(FrameOf(FrameKind::kText, ""));
+      return Status::Ok();
+    }
     std::vector<int> missing;
     for (int rank = 1; rank < place.size; ++rank) {
       if (!peers[static_cast<std::size_t>(rank)]) missing.push_back(rank);
@@ -162,32 +135,34 @@ struct Meeting::Impl {
   }
 
   asio::awaitable<void> Reach(TimePoint deadline) {
-    const std::string port = std::to_string(place.port);
-    tcp::resolver resolver(tasks.io());
+    const std::string unknown =
+        "MASTER_ADDR=" + core::Quoted(place.address) + " does not resolve: ";
     // What an attempt that has no answer yet is going to say.
-    last = "MASTER_ADDR=" + core::Quoted(place.address) + " does not resolve: no answer";
+    last = unknown + "the name server does not answer";
     bool has_called = false;
     for (;; co_await Sleep(kTryAgain)) {
-      Error error;
-      const auto found = co_await resolver.async_resolve(
-          place.address, port, asio::redirect_error(asio::use_awaitable, error));
-      if (error) {
-        last = "MASTER_ADDR=" + core::Quoted(place.address) +
-               " does not resolve: " + error.message() +
+      std::vector<tcp::endpoint> ends;
+      if (const Status found = co_await LookUp(place.address, place.port, &ends); !found.ok()) {
+        last = unknown + found.message() +
                "; give rank 0's address, or a name that this host knows (DNS, /etc/hosts)";
         continue;
       }
-      for (const auto& entry : found) {
-        if (!std::exchange(has_called, true)) {
-          last = TextOf(entry.endpoint()) + ": no answer" + kNotReached;
-        }
+      for (const tcp::endpoint& end : ends) {
+        if (!std::exchange(has_called, true)) last = TextOf(end) + ": no answer" + kNotReached;
         const auto socket = std::make_shared<tcp::socket>(tasks.io());
-        const Status status = co_await ConnectTo(socket, entry.endpoint(), deadline);
+        Status status = co_await ConnectTo(socket, end, deadline);
+        if (status.ok()) {
+          // Until all have met, rank 0 may be started again, too.
+          last = TextOf(end) + ": rank 0 is there, and other ranks are not";
+          std::string nothing;
+          status = co_await ReadFrame(socket, &nothing);
+        }
         if (status.ok()) {
           peers[0] = socket;
           co_return;
         }
-        last = TextOf(entry.endpoint()) + ": " + status.message();
+        if (status.code() == StatusCode::kAborted) co_return tasks.Fail(status);
+        last = TextOf(end) + ": " + status.message();
         if (status.code() == StatusCode::kPeerLost) {
           last += kNotReached;
           continue;
@@ -209,6 +184,7 @@ struct Meeting::Impl {
       if (error) co_return watch.Judge({StatusCode::kPeerLost, error.message()});
     }
     Prepare(socket);
+    NoticeSilence(socket);
     // Another one may be silent for ever.
     const TimePoint by = std::min<TimePoint>(deadline, Clock::now() + kGreetingTime);
     co_return co_await Greet(socket, place.secret, {Purpose::kMeeting, place.rank, place.size}, 0,
@@ -219,15 +195,15 @@ struct Meeting::Impl {
     tasks.Spawn(Reach(deadline));
     tasks.Drive(deadline, [this] { return peers[0] != nullptr; });
     if (!tasks.failure().ok() || peers[0]) return tasks.failure();
-    return {StatusCode::kTimedOut, "rank " + std::to_string(place.rank) +
-                                       " did not reach rank 0 within start_timeout: " + last};
+    return {StatusCode::kTimedOut,
+            "rank " + std::to_string(place.rank) +
+                " did not meet the others at rank 0 within start_timeout: " + last};
   }
 
   // ---- exchanges ----
 
-  // Tells all others why it is over. Their connections take it without being read.
-  void TellFailure(const Status& why) {
-    const std::string frame = FrameOf(FrameKind::kFailure, why.message());
+  // Tells all others. Their connections take it without being read.
+  void Tell(const std::string& frame) {
     for (const Socket& peer : peers) {
       Error ignored;
       if (!peer) continue;
@@ -235,6 +211,7 @@ struct Meeting::Impl {
       peer->write_some(asio::buffer(frame), ignored);
     }
   }
+  void TellFailure(const Status& why) { Tell(FrameOf(FrameKind::kFailure, why.message())); }
 
   // Only rank 0 knows which rank an end of a connection is.
   Status Named(Status status, int rank) const {

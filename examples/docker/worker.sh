@@ -3,4 +3,4 @@
 set -e
 key=/tmp/sirtaki_host_key
 [ -e "$key" ] || ssh-keygen -q -t ed25519 -N '' -f "$key"
-exec /usr/sbin/sshd -D -e -f /opt/sirtaki/share/sshd_config
+exec /usr/sbin/sshd -D -e -f "$(dirname "$0")/sshd_config"

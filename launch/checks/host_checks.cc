@@ -14,6 +14,12 @@ using core::Quoted;
 
 namespace {
 
+constexpr core::Duration kBrief = std::chrono::seconds(2);
+
+bool Contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
 std::int64_t SecondsOf(core::Duration patience) {
   return std::max<std::int64_t>(1, std::chrono::ceil<std::chrono::seconds>(patience).count());
 }
@@ -57,7 +63,7 @@ std::optional<std::string> JudgeReport(const HostWish& wish, const HostReport& h
 
 HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string& folder,
                     core::Duration patience) {
-  HostWish wish{input.options, input.launcher, input.self, folder, {}, patience};
+  HostWish wish{input.options, input.launcher, input.self, folder, {}, patience, plan.wait};
   for (const char* name : {"PATH", "LD_LIBRARY_PATH"}) {
     auto value = input.environment.Find(name);
     for (const auto& [set, to] : plan.environment) {
@@ -68,7 +74,8 @@ HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string&
   return wish;
 }
 
-std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host) {
+std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host,
+                                     const std::string& error) {
   std::vector<std::string> there = {"env"};
   for (const auto& [name, value] : wish.paths) {
     there.push_back(std::string(name).append("=").append(value));
@@ -78,9 +85,18 @@ std::vector<std::string> AskingWords(const HostWish& wish, const std::string& ho
   std::vector<std::string> words = {"ssh", "-n"};
   const std::vector<std::string> more = SshArguments(wish.options);
   words.insert(words.end(), more.begin(), more.end());
-  words.insert(words.end(), {"-o", "ConnectTimeout=" + std::to_string(SecondsOf(wish.patience)),
-                             host, ShellLine(there)});
+  // A new connection finds a host that has come up meanwhile sooner than one for which the kernel asks
+  // ever more seldom. One that was answered may need all the time.
+  const bool is_brief = wish.wait > core::Duration::zero() && !Contains(error, "banner exchange");
+  const core::Duration patience = is_brief ? std::min(wish.patience, kBrief) : wish.patience;
+  words.insert(words.end(), {"-o", "ConnectTimeout=" + std::to_string(SecondsOf(patience)), host,
+                             ShellLine(there)});
   return words;
+}
+
+bool IsOutOfReach(const CommandOutcome& outcome) {
+  return outcome.in_time && outcome.end.kind == EndKind::kExited && outcome.end.value == kOfSsh &&
+         MayPass(outcome.error);
 }
 
 std::optional<std::string> JudgeHost(const HostWish& wish, const std::string& host,

@@ -23,6 +23,7 @@ struct HostWish {
   std::string folder;                                      // that ranks start in
   std::vector<std::pair<std::string, std::string>> paths;  // search paths that ranks have
   core::Duration patience{};
+  core::Duration wait{};  // how long a host may be out of reach
 };
 
 // The paths are those of the plan, else of the environment.
@@ -30,7 +31,12 @@ HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string&
                     core::Duration patience);
 
 // The command that asks the host.
-std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host);
+// `error` is what ssh has printed when it was asked before.
+std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host,
+                                     const std::string& error = "");
+
+// Whether the host was out of reach as one that is starting is.
+bool IsOutOfReach(const CommandOutcome& outcome);
 
 // Judges what came of it. None if ranks can start there, else cause and cure; `here` is this
 // machine's report.

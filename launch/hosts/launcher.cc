@@ -7,8 +7,8 @@
 namespace sirtaki::launch {
 
 std::string_view LauncherName(LauncherKind kind) {
-  static constexpr std::string_view kNames[] = {"Open MPI", "Open MPI", "MPICH", "Slurm",
-                                                "sirtakirun"};
+  static constexpr std::string_view kNames[] = {"Open MPI",  "Open MPI", "MPICH",
+                                                "Intel MPI", "Slurm",    "sirtakirun"};
   return core::NameIn(kNames, kind);
 }
 
@@ -18,9 +18,10 @@ std::string Launcher::ToString() const { return ShortName() + " (" + path + ")";
 
 std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text) {
   // "mpirun (Open MPI) 4.1.4", "mpirun (OpenRTE) 4.1.4"; HYDRA's "Version:   4.0.2" on a line of
-  // its own; "slurm-wlm 22.05.8", "slurm 23.11.1"; "sirtakirun 0.1.0".
+  // its own; "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929"; "slurm-wlm 22.05.8", "slurm 23.11.1"; "sirtakirun 0.1.0".
   static const std::regex open_mpi(R"(\((?:Open MPI|OpenRTE)\) (\d+)(\.[0-9.]+)?)");
   static const std::regex hydra(R"(HYDRA[^\n]*\n\s*Version:\s*([0-9.]+))");
+  static const std::regex intel(R"(^Intel\(R\) MPI Library[^\n]* Version ([0-9.]+))");
   static const std::regex slurm(R"(^slurm(?:-wlm)? ([0-9.]+))");
   static const std::regex own(R"(^sirtakirun ([0-9.]+))");
   const std::string text(version_text);
@@ -33,6 +34,9 @@ std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_vie
   }
   if (std::regex_search(text, match, hydra)) {
     return Launcher{LauncherKind::kMpich, std::string(path), match[1].str()};
+  }
+  if (std::regex_search(text, match, intel)) {
+    return Launcher{LauncherKind::kIntel, std::string(path), match[1].str()};
   }
   if (std::regex_search(text, match, slurm)) {
     return Launcher{LauncherKind::kSrun, std::string(path), match[1].str()};

@@ -9,8 +9,8 @@
 namespace sirtaki::launch {
 
 // kOwn: sirtakirun starts the ranks itself, and no MPI is needed.
-enum class LauncherKind : std::uint8_t { kOpenMpi4, kOpenMpi5, kMpich, kSrun, kOwn };
-std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Slurm", "sirtakirun"
+enum class LauncherKind : std::uint8_t { kOpenMpi4, kOpenMpi5, kMpich, kIntel, kSrun, kOwn };
+std::string_view LauncherName(LauncherKind kind);  // "Open MPI", "MPICH", "Intel MPI", …
 
 struct Launcher {
   LauncherKind kind{};

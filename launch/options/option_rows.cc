@@ -142,6 +142,11 @@ OptionGroup StartOptions() {
            "ssh without a password, Sirtaki, MPI and the program; and look whether the program is "
            "on this machine, if ranks are. Default: true.",
            &O::check_hosts),
+       Number(
+           "wait-for-hosts", 0, "SECONDS",
+           "How long hosts that ssh does not reach yet are asked again, as they may be starting. "
+           "Default: 0; 600 in the launcher of Kubeflow's MPI Operator.",
+           0, 1'000'000, &O::wait_for_hosts),
        Switch("disable-cache", 0, "Ask also the hosts that were found fit within the last hour.",
               &O::disable_cache),
        Number(

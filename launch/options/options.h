@@ -34,6 +34,7 @@ struct LaunchOptions {
 
   bool check_hosts = true;
   bool disable_cache = false;  // of what the checks found
+  int wait_for_hosts = -1;     // seconds; -1: as Plan::wait has it
 
   int max_restarts = 0;
 

@@ -44,11 +44,12 @@ struct Wish {
 Wish WishOf(const std::string& wanted, bool in_slurm, const BuildFacts& build) {
   using K = LauncherKind;
   if (wanted == "openmpi") return {wanted, {"mpirun", "mpiexec"}, {K::kOpenMpi4, K::kOpenMpi5}};
-  if (wanted == "mpich") return {wanted, {"mpirun", "mpiexec", "mpiexec.hydra"}, {K::kMpich}};
+  if (wanted == "mpich")
+    return {wanted, {"mpirun", "mpiexec", "mpiexec.hydra"}, {K::kMpich, K::kIntel}};
   if (wanted == "srun") return {wanted, {"srun"}, {K::kSrun}};
   Wish wish{wanted,
             {"mpirun", "mpiexec", "mpiexec.hydra"},
-            {K::kOpenMpi4, K::kOpenMpi5, K::kMpich, K::kSrun}};
+            {K::kOpenMpi4, K::kOpenMpi5, K::kMpich, K::kIntel, K::kSrun}};
   if (!build.mpiexec.empty()) wish.programs.emplace_back(build.mpiexec);
   if (in_slurm) wish.programs.emplace_back("srun");
   return wish;

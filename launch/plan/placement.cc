@@ -82,7 +82,8 @@ Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* plac
 bool IsThisMachine(std::string_view host, const ThisMachine& machine) {
   if (host == "localhost" || host.starts_with("127.")) return true;
   const std::string_view own = machine.name;
-  return host == own || host == own.substr(0, own.find('.')) || host == machine.full_name ||
+  return host == own || host == own.substr(0, own.find('.')) ||
+         machine.full_name.starts_with(std::string(host) + ".") || host == machine.full_name ||
          std::any_of(machine.interfaces.begin(), machine.interfaces.end(),
                      [host](const Interface& one) { return host == AddressOf(one); });
 }

@@ -50,7 +50,7 @@ const Host* HostOfRank(const Placement& placement, int rank);
 std::vector<int> RanksOfHosts(const Placement& placement);
 
 // "localhost", an address of the loopback or of one of its interfaces, or the machine's name with
-// or without its own domain.
+// its own domain, with the first parts of that, or without it.
 bool IsThisMachine(std::string_view host, const ThisMachine& machine);
 
 }  // namespace sirtaki::launch

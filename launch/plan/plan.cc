@@ -18,6 +18,7 @@ using core::StatusCode;
 namespace {
 
 const char* const kNotPrinted = "...";
+constexpr auto kOperatorWait = std::chrono::minutes(10);
 
 Status Wrong(const std::string& text) { return {StatusCode::kInvalidArgument, text}; }
 
@@ -100,7 +101,8 @@ Status CheckAllocation(const PlanInput& input, const Placement& placement) {
 // Finds what makes the launcher use another program than ssh; empty if nothing does.
 std::string OtherThanSsh(const PlanInput& input) {
   for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent",
-                           "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC"}) {
+                           "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "HYDRA_LAUNCHER_EXEC",
+                           "I_MPI_HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP_EXEC"}) {
     const auto value = input.environment.Find(name);
     if (value && *value != "ssh") return std::string(name) + "=" + *value;
   }
@@ -127,6 +129,16 @@ void ChooseChecks(const PlanWriter& writer, Plan* plan) {
     if (!IsThisMachine(host.name, input.machine)) plan->to_check.push_back(host.name);
   }
   plan->reasons.push_back({"asked before the start, over ssh", Joined(plan->to_check, ", ")});
+  // There the launcher may be up before the workers are.
+  const bool in_operator = input.environment.Find("K_MPI_JOB_ROLE").has_value();
+  const bool given = input.options.wait_for_hosts >= 0;
+  if (given) plan->wait = std::chrono::seconds(input.options.wait_for_hosts);
+  if (!given && in_operator) plan->wait = kOperatorWait;
+  if (plan->wait > core::Duration::zero()) {
+    plan->reasons.push_back(
+        {"waiting up to " + core::DurationText(plan->wait) + " until they answer",
+         given ? "--wait-for-hosts" : "K_MPI_JOB_ROLE is set, by Kubeflow's MPI Operator"});
+  }
 }
 
 // Open MPI 4 does so, wherever it is named.
@@ -268,7 +280,8 @@ Status MakePlan(const PlanInput& input, Plan* out) {
       AddOpenMpi5(&writer);
       break;
     case LauncherKind::kMpich:
-      AddMpich(&writer);
+    case LauncherKind::kIntel:
+      AddHydra(&writer);
       break;
     case LauncherKind::kSrun:
       status = AddSrun(&writer);

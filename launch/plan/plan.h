@@ -67,6 +67,7 @@ struct Plan {
   std::vector<std::string> interfaces;  // of this machine, that ranks reach it by; empty: any
   std::string network;                  // between the hosts, in a few words; empty: none matters
   std::vector<std::string> to_check;    // hosts that ssh will reach, but for those that nobody asks
+  core::Duration wait{};                // how long these may be out of reach until they answer
 };
 
 // kInvalidArgument: the options are wrong for these hosts or this launcher. On error `*out` is as

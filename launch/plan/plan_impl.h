@@ -66,7 +66,7 @@ class PlanWriter {
 
 void AddOpenMpi4(PlanWriter* writer);
 void AddOpenMpi5(PlanWriter* writer);
-void AddMpich(PlanWriter* writer);
+void AddHydra(PlanWriter* writer);  // of MPICH and of Intel MPI
 core::Status AddSrun(PlanWriter* writer);
 core::Status AddOwn(PlanWriter* writer);
 

@@ -49,6 +49,15 @@ void AddOpenMpiTail(PlanWriter* writer) {
   writer->Add(Prefixed("-x", writer->Travelling()), "variables that the ranks of all hosts need");
 }
 
+std::string NamesOfRanks(const Placement& placement) {
+  const std::vector<int> counts = RanksOfHosts(placement);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    names.insert(names.end(), static_cast<std::size_t>(counts[i]), placement.hosts[i].name);
+  }
+  return Joined(names, ",");
+}
+
 // Whether a host's name has a domain: unless it is told not to, Open MPI 4 leaves it away, starts
 // ssh to what is left, and takes node1.other for node1.
 bool DomainsMatter(const PlanWriter& writer) {
@@ -100,13 +109,16 @@ void AddOpenMpi5(PlanWriter* writer) {
   AddOpenMpiTail(writer);
 }
 
-void AddMpich(PlanWriter* writer) {
+void AddHydra(PlanWriter* writer) {
+  const bool is_intels = writer->input().launcher.kind == LauncherKind::kIntel;
   const Placement& placement = writer->placement();
   const LaunchOptions& options = writer->options();
   // Hydra starts its daemons by Slurm or LSF in a job of theirs, and these words would be theirs.
   const bool uses_ssh = writer->UsesSsh() || placement.system == BatchSystem::kPbs;
   if (uses_ssh && !placement.local) {
-    writer->SetForLauncher("HYDRA_LAUNCHER_EXTRA_ARGS", writer->SshWord(), kForSsh);
+    writer->SetForLauncher(
+        is_intels ? "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" : "HYDRA_LAUNCHER_EXTRA_ARGS",
+        writer->SshWord(), kForSsh);
   }
   // It takes names alone, which hosts may not have in common: so only what was given.
   const std::vector<std::string>& given = options.network_interfaces;
@@ -114,8 +126,14 @@ void AddMpich(PlanWriter* writer) {
     writer->Set("FI_TCP_IFACE", given.front(), writer->networks().why);
   }
   writer->Add({"-n", std::to_string(placement.ranks)}, placement.ranks_from);
-  writer->Add({"-hosts", HostsText(placement.hosts)}, placement.from);
-  AddBinding(writer, {"-bind-to", "none"});
+  // Intel's takes a host once for each rank.
+  writer->Add({"-hosts", is_intels ? NamesOfRanks(placement) : HostsText(placement.hosts)},
+              placement.from);
+  if (!is_intels || !options.binding_args.empty()) {
+    AddBinding(writer, {"-bind-to", "none"});
+  } else if (!writer->input().environment.Find("I_MPI_PIN")) {
+    writer->Set("I_MPI_PIN", "off", kNoBinding);
+  }
   if (writer->UsesSsh()) writer->Add({"-launcher", "ssh"}, "the hosts are reached by ssh");
   if (placement.local) return;
   if (!given.empty()) writer->Add({"-iface", given.front()}, writer->networks().why);

@@ -12,6 +12,14 @@ namespace sirtaki::launch {
 
 using core::Quoted;
 
+std::string LastLine(std::string_view text) {
+  std::string_view last;
+  for (const std::string_view line : Split(text, '\n')) {
+    if (!Trimmed(line).empty()) last = Trimmed(line);
+  }
+  return core::Escaped(last.substr(0, 300));
+}
+
 namespace {
 
 // A sign is what ssh prints, what it means, and what helps; "%" stands for the command by hand.
@@ -19,18 +27,21 @@ struct Sign {
   std::string_view text;
   std::string_view cause;
   std::string_view cure;
+  bool passes = false;  // when a host that is starting is up
 };
 
 // The first that is found counts: a cause stands before what follows from it.
 constexpr std::array<Sign, 15> kSigns = {
     {{"Could not resolve hostname", "no host of this name is known here",
-      "check its spelling, or give it an address (DNS, /etc/hosts, HostName in an ssh config)"},
+      "check its spelling, or give it an address (DNS, /etc/hosts, HostName in an ssh config)",
+      true},
      {"Connection refused", "no ssh server listens there",
-      "start sshd on it, or name its port with -p"},
-     {"No route to host", "it does not answer", "is it up, and does a firewall let ssh pass?"},
-     {"Network is unreachable", "it does not answer",
-      "is it up, and does a firewall let ssh pass?"},
-     {"timed out", "it does not answer", "is it up, and does a firewall let ssh pass?"},
+      "start sshd on it, or name its port with -p", true},
+     {"No route to host", "it does not answer", "is it up, and does a firewall let ssh pass?",
+      true},
+     {"Network is unreachable", "it does not answer", "is it up, and does a firewall let ssh pass?",
+      true},
+     {"timed out", "it does not answer", "is it up, and does a firewall let ssh pass?", true},
      {"IDENTIFICATION HAS CHANGED", "its host key differs from the one that is known",
       "if that is right, remove the old one with ssh-keygen -R, and log in once: %"},
      {"Host key verification failed", "its host key is not known here",
@@ -42,21 +53,13 @@ constexpr std::array<Sign, 15> kSigns = {
      {"Permission denied", "ssh does not get in without a password",
       "put your public key there with ssh-copy-id, or name the right one with -i, until this asks "
       "for nothing: %"},
-     {"Connection closed by", "its ssh server hung up", "its log says why; by hand: %"},
-     {"Connection reset by", "its ssh server hung up", "its log says why; by hand: %"},
+     {"Connection closed by", "its ssh server hung up", "its log says why; by hand: %", true},
+     {"Connection reset by", "its ssh server hung up", "its log says why; by hand: %", true},
      {"Bad configuration option", "ssh does not accept its settings",
       "correct the file or --ssh-args"},
      {"Bad owner or permissions", "ssh does not accept its settings", "chmod 600 the file"},
      {"Can't open user config file", "ssh does not accept its settings",
       "correct the path in --ssh-args"}}};
-
-std::string LastLine(std::string_view text) {
-  std::string_view last;
-  for (const std::string_view line : Split(text, '\n')) {
-    if (!Trimmed(line).empty()) last = Trimmed(line);
-  }
-  return core::Escaped(last.substr(0, 300));
-}
 
 std::string LineWith(std::string_view text, std::string_view part) {
   for (const std::string_view line : Split(text, '\n')) {
@@ -73,6 +76,13 @@ std::string SshByHand(const LaunchOptions& options, const std::string& host) {
   words.insert(words.end(), more.begin() + 2, more.end());  // it may ask then
   words.push_back(host);
   return ShellLine(words);
+}
+
+bool MayPass(const std::string& error) {
+  for (const Sign& sign : kSigns) {
+    if (!LineWith(error, sign.text).empty()) return sign.passes;
+  }
+  return false;
 }
 
 std::string JudgeSsh(const LaunchOptions& options, const std::string& host,

@@ -12,6 +12,12 @@ JOB = """{apiVersion: kubeflow.org/v2beta1, kind: MPIJob, metadata: {name: a}, s
   Launcher: {replicas: 1, template: {spec: {containers: [{name: a, image: a}]}}},
   Worker: {replicas: 2, template: {spec: {containers: [{name: a, image: a}]}}}}}}
 """
+INDEXED = """{apiVersion: v1, kind: Service, metadata: {name: b}, spec: {clusterIP: None, selector: {job-name: a}}}
+---
+{apiVersion: batch/v1, kind: Job, metadata: {name: a}, spec: {completionMode: Indexed, completions: 2, parallelism: 2, template: {spec: {
+  subdomain: b, restartPolicy: Never, containers: [{name: a, image: a, env: [{name: WORLD_SIZE, value: "2"},
+  {name: MASTER_ADDR, value: a-0.b}, {name: SIRTAKI_SECRET, valueFrom: {secretKeyRef: {name: a, key: a}}}]}]}}}}
+"""
 GOOD = {
     "core/base/status.h": "#include <string>\n",
     "core/base/log.cc": "#include <spdlog/spdlog.h>\n",
@@ -26,6 +32,7 @@ GOOD = {
                                                  "struct Known;\n",
     "examples/docker/Dockerfile": "FROM debian:12\nCOPY docs /docs\nRUN true \\\n && true\n",
     "examples/kubernetes/job.yaml": JOB,
+    "examples/kubernetes/indexed.yaml": INDEXED,
 }
 # What the faults include: it is there, so that this is not what is wrong.
 GOOD.update(dict.fromkeys(("core/engine/engine.h", "fusion/planner.h", "ops/groups/run_makers.h", "ops/lanes.h", "mpi/environment.h", "session/session.h",
@@ -71,6 +78,13 @@ BAD = [
     ("kubernetes.py", KUBERNETES, JOB.replace("image: a}", "image: a, comand: [a]}")),
     ("kubernetes.py", KUBERNETES, JOB.replace("image: a}", "image: a, volumeMounts: [{name: b, mountPath: /b}]}")),
     ("kubernetes.py", KUBERNETES, JOB[:-4]),
+    ("kubernetes.py", KUBERNETES, JOB.replace("MPIJob", "Pod")),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace("parallelism: 2", "parallelism: 1")),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace("Indexed", "NonIndexed")),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace("value: a-0.b", "value: a-0")),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace('"2"', '"3"')),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace("job-name: a", "job-name: c")),
+    ("kubernetes.py", KUBERNETES, INDEXED.replace("SIRTAKI_SECRET", "SIRTAKI_SECRETS")),
     ("api.py", PUBLIC, "namespace sirtaki {\nSIRTAKI_API at::Tensor unknown(const at::Tensor& t);\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\nclass SIRTAKI_API Unknown : public Known {\n};\n}  // namespace sirtaki\n"),
     ("api.py", PUBLIC, "namespace sirtaki {\ninline int unknown(int known) {\n}\n}  // namespace sirtaki\n"),

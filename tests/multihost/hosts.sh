@@ -14,6 +14,7 @@ hosts_state=
 hosts_project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 hosts_mpi=
 hosts_flags=()   # of sirtakirun, if this MPI needs any here
+hosts_as=        # what each host does instead of serving ssh: a file for `.`, and its words from $5 on
 
 hosts_skip() {
   printf 'SKIPPED: %s\n' "$*" >&2
@@ -113,7 +114,8 @@ StrictModes no
 PidFile none
 MaxStartups 100
 CONFIG
-  # What host $1 does: $2 is the folder of this run, $3 that of the project, which may be in a folder that is the host's own.
+  # What host $1 does: $2 is the folder of this run, $3 that of the project, which may be in a folder that is the host's own, $4 and the rest
+  # are hosts_as.
   cat >"$hosts_state/host.sh" <<'HOST'
 set -e
 hostname "h$1"
@@ -124,6 +126,7 @@ for folder in /tmp /dev/shm /run; do mount -t tmpfs -o mode=1777 tmpfs "$folder"
 [ -d "$3" ] || { mkdir -p "$3" && mount --bind "$kept" "$3"; }
 umount "$kept"
 mkdir -m 755 /run/sshd
+[ -z "$4" ] || . "$4"   # and there it stays
 mount --bind "$2/hosts" /etc/hosts
 touch "$2/ready$1"
 exec "$(command -v sshd)" -D -e -f "$2/sshd_config" 2>"$2/sshd$1.log"
@@ -135,7 +138,7 @@ HOST
   nsenter --target "${hosts_started[0]}" --net sh -c 'ip link add bridge type bridge && ip link set bridge up'
   for i in $(seq "$count"); do
     setpriv --pdeathsig KILL unshare --net --uts --mount --pid --fork --kill-child --mount-proc \
-      bash "$hosts_state/host.sh" "$i" "$hosts_state" "$hosts_project" &
+      bash "$hosts_state/host.sh" "$i" "$hosts_state" "$hosts_project" "${hosts_as[@]}" &
     hosts_started+=($!)
   done
   for i in $(seq "$count"); do
@@ -145,6 +148,7 @@ HOST
     on_host "$i" sh -c "ip link set lo up && ip addr add $net.$i/24 dev veth0 && ip link set veth0 up"
     [ -z "$rate" ] || on_host "$i" tc qdisc add dev veth0 root tbf rate "$rate" burst "$burst" latency 50ms
   done
+  [ -z "${hosts_as[0]}" ] || return 0
   for i in $(seq "$count"); do
     hosts_wait "host $i does not answer: $(cat "$hosts_state/sshd$i.log")" \
       on_host 1 ssh -F "$hosts_state/ssh_config" "h$i" true

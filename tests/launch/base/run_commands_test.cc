@@ -7,6 +7,8 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <optional>
+#include <string>
 
 namespace sirtaki::launch {
 namespace {
@@ -84,6 +86,36 @@ TEST(RunCommandsTest, ASignalEndsAll) {
   EXPECT_FALSE(outcomes[0].in_time);
   EXPECT_FALSE(outcomes[1].in_time);
   EXPECT_EQ(outcomes[2], CommandOutcome{});
+}
+
+TEST(RunCommandsTest, OneIsRunAgainAsLongAsItIsWished) {
+  int runs = 0;
+  const RunAgain again = [&runs](std::size_t i, const CommandOutcome& outcome,
+                                 Command* command) -> std::optional<core::Duration> {
+    if (i == 1) return std::nullopt;
+    EXPECT_EQ(outcome.output, std::to_string(runs) + "\n");
+    EXPECT_EQ(outcome.end.value, 5);
+    if (++runs == 3) return std::nullopt;
+    *command = Shell("echo " + std::to_string(runs) + "; exit 5");
+    return std::chrono::milliseconds(10);
+  };
+  int signal = 0;
+  const auto outcomes =
+      RunCommands({Shell("echo 0; exit 5"), Shell("echo once")}, seconds(30), 1, &signal, again);
+  EXPECT_EQ(runs, 3);
+  EXPECT_EQ(outcomes[0].output, "2\n");
+  EXPECT_EQ(outcomes[1].output, "once\n");
+}
+
+TEST(RunCommandsTest, ASignalEndsThePauseBeforeOneIsRunAgain) {
+  const RunAgain again = [](std::size_t, const CommandOutcome&,
+                            Command*) -> std::optional<core::Duration> {
+    raise(SIGTERM);
+    return seconds(600);
+  };
+  int signal = 0;
+  RunCommands({Shell("true")}, seconds(30), 1, &signal, again);
+  EXPECT_EQ(signal, SIGTERM);
 }
 
 TEST(RunCommandsTest, LaterASignalDoesAgainWhatItDid) {

@@ -42,6 +42,40 @@ TEST(HostChecksTest, TheQuestionStandsAsAShellTakesIt) {
                 "/usr/bin/mpirun ./train"}));
 }
 
+TEST(HostChecksTest, AHostThatIsWaitedForIsAskedBriefly) {
+  HostWish wish = Wish();
+  wish.wait = std::chrono::minutes(10);
+  const auto patience = [&wish](const std::string& error) {
+    return AskingWords(wish, "h2", error)[7];
+  };
+  EXPECT_EQ(patience(""), "ConnectTimeout=2");
+  EXPECT_EQ(patience("ssh: connect to host h2 port 22: Connection timed out\r\n"),
+            "ConnectTimeout=2");
+  EXPECT_EQ(patience("Connection timed out during banner exchange\r\n"), "ConnectTimeout=30");
+  wish.patience = std::chrono::seconds(1);
+  EXPECT_EQ(patience(""), "ConnectTimeout=1");
+}
+
+TEST(HostChecksTest, AHostThatIsStartingIsOutOfReach) {
+  for (const char* text :
+       {"ssh: Could not resolve hostname h2: Name or service not known",
+        "ssh: Could not resolve hostname h2: Temporary failure in name resolution",
+        "ssh: connect to host h2 port 2222: Connection refused",
+        "ssh: connect to host h2 port 2222: No route to host",
+        "ssh: connect to host h2 port 2222: Connection timed out",
+        "Connection timed out during banner exchange",
+        "kex_exchange_identification: read: Connection reset by peer\r\nConnection reset by "
+        "10.0.0.2"}) {
+    EXPECT_TRUE(IsOutOfReach(Exited(255, "", std::string(text) + "\r\n"))) << text;
+    EXPECT_FALSE(IsOutOfReach(Exited(1, "", std::string(text) + "\r\n"))) << text;
+  }
+  for (const char* text : {"", "Host key verification failed.\r\nConnection closed by 10.0.0.2",
+                           "mpi@h2: Permission denied (publickey).", "something new"}) {
+    EXPECT_FALSE(IsOutOfReach(Exited(255, "", text))) << text;
+  }
+  EXPECT_FALSE(IsOutOfReach({"", false, {}, "", "Connection refused"}));
+}
+
 TEST(HostChecksTest, RanksSearchPathsAreAskedWith) {
   PlanInput input;
   input.environment = {{"PATH", "/bin"}, {"LD_LIBRARY_PATH", "/lib"}};

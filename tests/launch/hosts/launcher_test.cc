@@ -19,6 +19,11 @@ TEST(LauncherTest, RecognizesWhatEachPrints) {
       Recognized("HYDRA build details:\n    Version:                                 4.0.2\n"
                  "    Release Date:                            Thu Apr  7 12:34:45 CDT 2022\n"),
       "MPICH 4.0.2 (/bin/x)");
+  EXPECT_EQ(
+      Recognized(
+          "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929 (id: 1821d9b)\n"
+          "Copyright 2003-2026, Intel Corporation.\n"),
+      "Intel MPI 2021.19.0 (/bin/x)");
   EXPECT_EQ(Recognized("slurm-wlm 22.05.8\n"), "Slurm 22.05.8 (/bin/x)");
   EXPECT_EQ(Recognized("slurm 23.11.1\n"), "Slurm 23.11.1 (/bin/x)");
   EXPECT_EQ(Recognized("sirtakirun 0.1.0\n"), "sirtakirun 0.1.0 (/bin/x)");
@@ -33,7 +38,6 @@ TEST(LauncherTest, TellsTheVersionsOfOpenMpiApart) {
 TEST(LauncherTest, KnowsNothingElse) {
   EXPECT_EQ(Recognized(""), "none");
   EXPECT_EQ(Recognized("mpirun (Open MPI) 3.1.6"), "none");
-  EXPECT_EQ(Recognized("Intel(R) MPI Library for Linux* OS, Version 2021.9"), "none");
   EXPECT_EQ(Recognized("my slurm 3"), "none");
 }
 
