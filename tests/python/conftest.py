@@ -5,6 +5,7 @@ ends. Rank 0 prints as pytest does; another rank prints a line, and the rest onl
 """
 
 import io
+import math
 import os
 import random
 import sys
@@ -33,17 +34,22 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what a sample has not, except with SIRTAKI_TEST_SCALE=full. Files with samples run on one rank alone."""
-    if os.environ.get("SIRTAKI_TEST_SCALE") == "full" or hvd.size() > 1:
-        return
+    """Leaves out what a sample has not. Files with samples run on one rank alone, and are whole with SIRTAKI_TEST_SCALE=full.
+    With a scale below 1 two ranks run every file, and other numbers of ranks that part of the files."""
+    scale = os.environ.get("SIRTAKI_TEST_SCALE", "")
     by_file = {}
     for item in items:
-        if item.get_closest_marker("sample"):
-            by_file.setdefault(item.path, []).append(item)
+        by_file.setdefault(item.path, []).append(item)
     left_out = set()
+    if scale not in ("", "small", "full") and float(scale) < 1 and hvd.size() != 2:
+        files = sorted(by_file)
+        kept = random.Random(hvd.broadcast_object(SEED)).sample(files, math.ceil(float(scale) * len(files)))
+        left_out.update(item for item in items if item.path not in kept)
     for tests in by_file.values():
-        count = tests[0].get_closest_marker("sample").args[0]
-        left_out.update(set(tests) - set(random.Random(SEED).sample(tests, min(count, len(tests)))))
+        mark = tests[0].get_closest_marker("sample")
+        if mark and scale != "full" and hvd.size() == 1:
+            marked = [item for item in tests if item.get_closest_marker("sample")]
+            left_out.update(set(marked) - set(random.Random(SEED).sample(marked, min(mark.args[0], len(marked)))))
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
