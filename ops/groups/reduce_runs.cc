@@ -25,15 +25,6 @@ fusion::FusedVector FuseReduced(const GroupTask& task, DType moved,
           IdentityOf(task.signature().reduction, moved)};
 }
 
-// The 16-bit type that the elements are rounded to on their way, by their own type or by request.
-// None for a set of one: nothing travels, so nothing is rounded.
-std::optional<DType> WireType(const GroupTask& task) {
-  const core::Signature& signature = task.signature();
-  if (task.members->Count() == 1) return std::nullopt;
-  if (signature.wire) return signature.wire;
-  return core::IsHalf(signature.dtype) ? std::optional(signature.dtype) : std::nullopt;
-}
-
 // Where the factors are applied. Tensors that are compressed on the way are multiplied by prescale
 // before they are rounded, so that it can bring them into the range of the wire type, and by
 // postscale after they are widened again: in their own precision, both. The average is divided
@@ -245,13 +236,6 @@ SegmentReduction ReductionOf(const GroupTask& task) {
           .op = task.signature().reduction,
           .before = factors.load,
           .after = factors.result};
-}
-
-// Whether each member gets its part, and nothing else. All members know that alike, as somebody who
-// has joined is silent.
-bool OnlyPartsAreKept(const GroupTask& task) {
-  return task.silent.empty() && !WireType(task) &&
-         std::all_of(task.items.begin(), task.items.end(), AllKeepParts);
 }
 
 }  // namespace

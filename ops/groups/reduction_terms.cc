@@ -40,6 +40,18 @@ std::vector<fusion::Piece> ReducedPieces(const GroupTask& task) {
   return pieces;
 }
 
+std::optional<core::DType> WireType(const GroupTask& task) {
+  const core::Signature& signature = task.signature();
+  if (task.members->Count() == 1) return std::nullopt;
+  if (signature.wire) return signature.wire;
+  return core::IsHalf(signature.dtype) ? std::optional(signature.dtype) : std::nullopt;
+}
+
+bool OnlyPartsAreKept(const GroupTask& task) {
+  return task.silent.empty() && !WireType(task) &&
+         std::all_of(task.items.begin(), task.items.end(), AllKeepParts);
+}
+
 bool AllKeepParts(const GroupItem& item) {
   return item.work != nullptr && item.work->kept && item.work->kept->cuts;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/base/types.h"
@@ -27,6 +28,10 @@ inline bool KeepsResult(const GroupTask& task) {
   return task.signature().kind != core::OpKind::kReduce || task.rank == task.signature().root;
 }
 
+// The 16-bit type that the elements are rounded to on their way, by their own type or by request.
+// None for a set of one: nothing travels, so nothing is rounded.
+std::optional<core::DType> WireType(const GroupTask& task);
+
 // A member gets this of a tensor that is reduced and scattered: some rows, or the part that it keeps.
 struct Share {
   std::int64_t first = 0;  // of its elements
@@ -35,6 +40,9 @@ struct Share {
 // Whether each member keeps a part of this all-reduce, and nobody needs the whole. The same on all
 // members that have not joined.
 bool AllKeepParts(const GroupItem& item);
+// Whether each member gets its part of all of them, and nothing else. All members know that alike, as
+// somebody who has joined is silent. Not of what is rounded on its way.
+bool OnlyPartsAreKept(const GroupTask& task);
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 
 // This rank gives this to a reduction: null if it has joined or has no gradient this time.

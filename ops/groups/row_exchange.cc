@@ -1,5 +1,7 @@
 #include "ops/groups/row_exchange.h"
 
+#include <algorithm>
+
 #include "ops/base/bytes.h"
 
 namespace sirtaki::ops {
@@ -83,9 +85,8 @@ std::int64_t RowExchange::Getting(std::size_t tensor, std::size_t member) const 
   }
 }
 
-Status RowExchange::PlaceTensor(std::size_t tensor,
-                                const std::function<void(const void*, void*, std::int64_t)>& keep,
-                                Slices* slices) const {
+Status RowExchange::PlaceTensor(std::size_t tensor, const Moves& keep, Slices* slices,
+                                const Moves& gather) const {
   const GroupItem& item = task_.items[tensor];
   const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
   std::vector<std::int64_t> giving(members_);
@@ -109,6 +110,12 @@ Status RowExchange::PlaceTensor(std::size_t tensor,
     }
   }
   const auto* input = static_cast<const std::byte*>(item.work->input);
+  const bool is_even =
+      std::adjacent_find(getting.begin(), getting.end(), std::not_equal_to<>()) == getting.end();
+  if (gather && kind_ == OpKind::kAllGather && is_even && members_ > 1 && task_.silent.empty()) {
+    if (got > 0) gather(input, output, getting.front() * row_bytes);
+    return Status::Ok();
+  }
   std::size_t m = 0;
   for (const int rank : task_.members->ToVector()) {
     const std::int64_t gives = giving[m] * row_bytes;
@@ -127,10 +134,9 @@ Status RowExchange::PlaceTensor(std::size_t tensor,
   return Status::Ok();
 }
 
-Status RowExchange::Place(const std::function<void(const void*, void*, std::int64_t)>& keep,
-                          Slices* slices) const {
+Status RowExchange::Place(const Moves& keep, Slices* slices, const Moves& gather) const {
   for (std::size_t t = 0; t < tensors_; ++t) {
-    if (Status status = PlaceTensor(t, keep, slices); !status.ok()) return status;
+    if (Status status = PlaceTensor(t, keep, slices, gather); !status.ok()) return status;
   }
   return Status::Ok();
 }

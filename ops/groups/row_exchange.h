@@ -38,19 +38,20 @@ class RowExchange {
   core::OpKind kind() const { return kind_; }
   std::int64_t root() const { return static_cast<std::int64_t>(root_); }
 
+  using Moves = std::function<void(const void* from, void* to, std::int64_t bytes)>;
   // Once `told` is there: has the outputs allocated, and notes what this rank gives to the others
-  // and takes from them; `keep(from, to, bytes)` is called for what it gives to itself. A member
-  // that has joined is given nothing. kBackend if the rows are wrong or there is no memory.
-  core::Status Place(const std::function<void(const void*, void*, std::int64_t)>& keep,
-                     Slices* slices) const;
+  // and takes from them; `keep` is called for what it gives to itself. A member that has joined is
+  // given nothing. `gather`: called in place of both for a tensor of which several members, who are
+  // all there, give `bytes` each to `to`; null: never. kBackend if the rows are wrong or there is no
+  // memory.
+  core::Status Place(const Moves& keep, Slices* slices, const Moves& gather = nullptr) const;
 
  private:
   bool is_root() const { return self_ == root_; }
   std::int64_t Giving(std::size_t tensor, std::size_t member) const;
   std::int64_t Getting(std::size_t tensor, std::size_t member) const;
-  core::Status PlaceTensor(std::size_t tensor,
-                           const std::function<void(const void*, void*, std::int64_t)>& keep,
-                           Slices* slices) const;
+  core::Status PlaceTensor(std::size_t tensor, const Moves& keep, Slices* slices,
+                           const Moves& gather) const;
 
   const GroupTask& task_;
   const core::OpKind kind_;

@@ -59,6 +59,23 @@ std::int64_t SumOfScratch(const GroupTask& task) {
   return sum;
 }
 
+// All members give as much as each other: NCCL has that in one call, which goes from GPU to GPU and
+// crosses between two hosts once.
+Status GatherEven(const LaunchContext& context, const std::vector<CopySegment>& gathered) {
+  return context.communicator.RunGroup(
+      "ncclAllGather",
+      [&](CommHandle comm) {
+        for (const CopySegment& each : gathered) {
+          const Result result = context.communicator.api().AllGather(
+              each.from, each.to, static_cast<std::size_t>(each.count), DataType::kUint8, comm,
+              context.stream.handle());
+          if (HasFailed(result)) return result;
+        }
+        return Result::kSuccess;
+      },
+      context.patience);
+}
+
 }  // namespace
 
 Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
@@ -139,16 +156,21 @@ Status LaunchExchange(const LaunchContext& context, const GroupTask& task) {
     cuda::AsDeviceWork(*item.work).lane_stream = context.stream.handle();
   }
   std::vector<CopySegment> kept;
+  std::vector<CopySegment> gathered;
   Slices slices;
   status = rows.Place(
       [&kept](const void* from, void* to, std::int64_t count) {
         if (from != to) kept.push_back({from, to, count});
       },
-      &slices);
+      &slices,
+      [&gathered](const void* from, void* to, std::int64_t count) {
+        gathered.push_back({from, to, count});
+      });
   if (status.ok()) {
     status = context.kernels.Copy(DType::kU8, DType::kU8, kept, {}, {}, context.stream.handle());
   }
-  return status.ok() ? context.Exchange(slices.outgoing(), slices.incoming()) : status;
+  if (status.ok()) status = context.Exchange(slices.outgoing(), slices.incoming());
+  return status.ok() && !gathered.empty() ? GatherEven(context, gathered) : status;
 }
 
 }  // namespace sirtaki::ops::nccl

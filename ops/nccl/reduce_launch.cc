@@ -22,6 +22,10 @@ using cuda::CopySegment;
 
 // The limit is that of what all members give when it is gathered and combined here.
 constexpr std::int64_t kGatheredBytes = std::int64_t{64} << 20;
+// The limits of a group that is packed by shares: its staging memory, and the pieces that it is cut
+// into, 112 of which one launch copies.
+constexpr std::int64_t kScatteredBytes = std::int64_t{64} << 20;
+constexpr std::int64_t kMostPieces = std::int64_t{16} * cuda::CopyTable::kMost;
 
 // How the elements travel, and what is done to them before and afterwards.
 struct Travel {
@@ -220,6 +224,115 @@ bool LiesWell(const GroupTask& task, const Travel& travel) {
   return KeepsResult(task, item) || (travel.load.identity() && ReducedInput(item) != nullptr);
 }
 
+// The shares of a group's members, packed: each member's side by side, in as much memory as the
+// largest of them takes.
+struct PackedShares {
+  std::vector<std::vector<std::int64_t>> starts;  // by member: of the tensors, and the end
+  std::int64_t each = 0;                          // elements
+  bool are_even = true;                           // one tensor is cut into equal shares
+};
+
+PackedShares SharesOf(const GroupTask& task, DType moved) {
+  const std::int64_t members = task.members->Count();
+  PackedShares shares{.are_even = task.items.size() == 1};
+  for (std::int64_t m = 0; m < members; ++m) {
+    std::vector<std::int64_t> counts;
+    counts.reserve(task.items.size());
+    for (const GroupItem& item : task.items) counts.push_back(ShareOf(item, members, m).count);
+    const std::int64_t end = shares.starts.emplace_back(Starts(counts, moved)).back();
+    shares.are_even &= m == 0 || end == shares.each;
+    shares.each = std::max(shares.each, end);
+  }
+  return shares;
+}
+
+// Where this rank gets its share.
+void* ShareOutput(const GroupItem& item) {
+  return AllKeepParts(item) ? item.work->kept->memory : item.work->output;
+}
+
+Status ScatterReduced(const LaunchContext& context, const Travel& travel, const void* from,
+                      void* to, std::int64_t share) {
+  return context.Call("ncclReduceScatter", &Api::ReduceScatter, from, to,
+                      static_cast<std::size_t>(share), DataTypeOf(travel.moved), travel.nccl_op);
+}
+
+// Each member gets what the others give it of its share, and combines it.
+Status ScatterGathered(const LaunchContext& context, const Travel& travel, std::byte* packed,
+                       std::byte* parts, std::byte* result, std::int64_t share) {
+  const Status status = context.ExchangeParts(packed, parts, share * BytesOf(travel.moved));
+  if (!status.ok()) return status;
+  return context.kernels.Reduce(travel.op, travel.moved, parts, context.communicator.size(), share,
+                                result, context.stream.handle());
+}
+
+Status ScatterPacked(const LaunchContext& context, const GroupTask& task, const Travel& travel,
+                     const PackedShares& shares) {
+  const std::int64_t members = context.communicator.size();
+  const std::int64_t self = context.communicator.rank();
+  const std::int64_t size = BytesOf(travel.moved);
+  const std::int64_t bytes = shares.each * size;
+  std::byte* packed = nullptr;
+  Status status = context.staging.Reserve((travel.gathered ? 2 : 1) * members * bytes, &packed);
+  if (!status.ok()) return status;
+  std::vector<CopySegment> in;
+  std::vector<CopySegment> out;
+  for (std::size_t i = 0; i < task.items.size(); ++i) {
+    const GroupItem& item = task.items[i];
+    const auto* from = static_cast<const std::byte*>(ReducedInput(item));
+    for (std::int64_t m = 0; m < members; ++m) {
+      const Share of = ShareOf(item, members, m);
+      std::byte* const place =
+          packed + m * bytes + shares.starts[static_cast<std::size_t>(m)][i] * size;
+      in.push_back(
+          {from == nullptr ? nullptr : from + of.first * BytesOf(travel.element), place, of.count});
+      if (m == self && item.work != nullptr) out.push_back({place, ShareOutput(item), of.count});
+    }
+  }
+  status = Pack(context, travel, in);
+  if (!status.ok()) return status;
+  std::byte* const own = packed + self * bytes;
+  status = travel.gathered ? ScatterGathered(context, travel, packed, packed + members * bytes, own,
+                                             shares.each)
+                           : ScatterReduced(context, travel, packed, own, shares.each);
+  return status.ok() ? Unpack(context, travel, out) : status;
+}
+
+Status ReduceToShares(const LaunchContext& context, const GroupTask& task, Travel travel,
+                      const PackedShares& shares) {
+  AverageByCopy(task, !shares.are_even, &travel);
+  const GroupItem& first = task.items.front();
+  if (!shares.are_even || travel.gathered || travel.moved != travel.element ||
+      first.work == nullptr) {
+    return ScatterPacked(context, task, travel, shares);
+  }
+  const void* from = ReducedInput(first);
+  if (from == nullptr || !travel.load.identity()) {
+    if (!AllKeepParts(first)) return ScatterPacked(context, task, travel, shares);
+    // The output is as large as the input, and nobody needs the whole of it.
+    const std::int64_t all = context.communicator.size() * shares.each;
+    const Status status = Pack(context, travel, {{from, first.work->output, all}});
+    if (!status.ok()) return status;
+    from = first.work->output;
+  }
+  void* const to = ShareOutput(first);
+  const Status status = ScatterReduced(context, travel, from, to, shares.each);
+  if (!status.ok() || travel.store.identity()) return status;
+  return Unpack(context, travel, {{to, to, shares.each}});
+}
+
+// Whether a group of which each member keeps a part goes as a reduce-scatter: not where its padding
+// would move as much as an all-reduce does, nor where cutting it would take a long time, nor where it
+// would take much staging memory. The same on all members.
+bool GoesInShares(const GroupTask& task, const Travel& travel, const PackedShares& shares,
+                  std::int64_t total) {
+  if (shares.are_even) return true;
+  const std::int64_t members = task.members->Count();
+  const std::int64_t packed = members * shares.each;
+  return packed < 2 * total && packed * BytesOf(travel.moved) <= kScatteredBytes &&
+         static_cast<std::int64_t>(task.items.size()) * members <= kMostPieces;
+}
+
 }  // namespace
 
 Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
@@ -228,6 +341,14 @@ Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
   const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
   const std::int64_t total = starts.back();
   if (total == 0) return Status::Ok();
+  if (OnlyPartsAreKept(task)) {
+    const PackedShares shares = SharesOf(task, travel.moved);
+    if (GoesInShares(task, travel, shares, total)) {
+      const Status status = ReduceToShares(context, task, travel, shares);
+      for (const GroupItem& item : task.items) item.work->kept->is_there = status.ok();
+      return status;
+    }
+  }
   std::byte* const in_arena = PlaceInArena(task, travel, starts);
   AverageByCopy(task, in_arena != nullptr || task.items.size() > 1, &travel);
   if (in_arena != nullptr) {
@@ -263,76 +384,10 @@ Status LaunchReduce(const LaunchContext& context, const GroupTask& task) {
   return status.ok() ? Unpack(context, travel, out) : status;
 }
 
-namespace {
-
-Status ScatterReduced(const LaunchContext& context, const Travel& travel, const void* from,
-                      void* to, std::int64_t share) {
-  return context.Call("ncclReduceScatter", &Api::ReduceScatter, from, to,
-                      static_cast<std::size_t>(share), DataTypeOf(travel.moved), travel.nccl_op);
-}
-
-// Each member gets what the others give it of its share, and combines it.
-Status ScatterGathered(const LaunchContext& context, const Travel& travel, std::byte* packed,
-                       std::byte* parts, std::byte* result, std::int64_t share) {
-  const Status status = context.ExchangeParts(packed, parts, share * BytesOf(travel.moved));
-  if (!status.ok()) return status;
-  return context.kernels.Reduce(travel.op, travel.moved, parts, context.communicator.size(), share,
-                                result, context.stream.handle());
-}
-
-}  // namespace
-
 Status LaunchReduceScatter(const LaunchContext& context, const GroupTask& task) {
-  Travel travel = TravelOf(task);
-  const std::int64_t members = context.communicator.size();
-  const std::int64_t self = context.communicator.rank();
-  const std::int64_t size = BytesOf(travel.moved);
-  // The members' shares are packed side by side, each as large as the first one's, which is the
-  // largest.
-  std::vector<std::int64_t> counts;
-  for (const GroupItem& item : task.items) {
-    counts.push_back(ShareOf(item, members, 0).count);
-  }
-  const std::vector<std::int64_t> starts = Starts(counts, travel.moved);
-  const std::int64_t share = starts.back();
-  if (share == 0) return Status::Ok();
-
-  const GroupItem& first = task.items.front();
-  const bool even = ShareOf(first, members, members - 1).count == share;
-  AverageByCopy(task, task.items.size() > 1 || !even, &travel);
-  const void* const input = ReducedInput(first);
-  if (task.items.size() == 1 && input != nullptr && !travel.gathered &&
-      travel.moved == travel.element && travel.load.identity() && even) {
-    const Status status = ScatterReduced(context, travel, input, first.work->output, share);
-    if (!status.ok() || travel.store.identity()) return status;
-    return Unpack(context, travel, {{first.work->output, first.work->output, share}});
-  }
-
-  std::byte* packed = nullptr;
-  Status status =
-      context.staging.Reserve((travel.gathered ? 2 : 1) * members * share * size, &packed);
-  if (!status.ok()) return status;
-  std::byte* const own = packed + self * share * size;
-  std::vector<CopySegment> in;
-  std::vector<CopySegment> out;
-  for (std::size_t i = 0; i < task.items.size(); ++i) {
-    const GroupItem& item = task.items[i];
-    const auto* from = static_cast<const std::byte*>(ReducedInput(item));
-    for (std::int64_t m = 0; m < members; ++m) {
-      const Share of = ShareOf(item, members, m);
-      in.push_back({from == nullptr ? nullptr : from + of.first * BytesOf(travel.element),
-                    packed + (m * share + starts[i]) * size, of.count});
-      if (m == self && item.work != nullptr) {
-        out.push_back({own + starts[i] * size, item.work->output, of.count});
-      }
-    }
-  }
-  status = Pack(context, travel, in);
-  if (!status.ok()) return status;
-  status = travel.gathered ? ScatterGathered(context, travel, packed,
-                                             packed + members * share * size, own, share)
-                           : ScatterReduced(context, travel, packed, own, share);
-  return status.ok() ? Unpack(context, travel, out) : status;
+  const Travel travel = TravelOf(task);
+  const PackedShares shares = SharesOf(task, travel.moved);
+  return shares.each == 0 ? Status::Ok() : ReduceToShares(context, task, travel, shares);
 }
 
 }  // namespace sirtaki::ops::nccl

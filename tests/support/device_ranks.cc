@@ -33,8 +33,11 @@ DeviceRank::DeviceRank(FakeGpus& gpus, ops::InprocWorld& world, int rank,
 
 core::RunItem DeviceRank::OnDevice(core::RunItem item) {
   if (item.work == nullptr) return item;
-  auto work = std::make_shared<ops::cuda::DeviceWork>();
-  static_cast<core::Work&>(*work) = *item.work;
+  auto work = std::dynamic_pointer_cast<ops::cuda::DeviceWork>(item.work);
+  if (work == nullptr) {
+    work = std::make_shared<ops::cuda::DeviceWork>();
+    static_cast<core::Work&>(*work) = *item.work;
+  }
   work->device = device_;
   EXPECT_TRUE(NoteReady(*events_, producer_, work.get()).ok());
   item.work = std::move(work);

@@ -8,6 +8,7 @@
 #include <thread>
 #include <type_traits>
 
+#include "ops/cuda/device_work.h"
 #include "tests/support/half_reference.h"
 
 namespace sirtaki::ops {
@@ -330,7 +331,9 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
   Tensors* const memory = memory_.get();
   memory->input = InputOf(c, rank);
   in_place_ = c.in_place;
-  auto work = std::make_shared<core::Work>();
+  const bool on_device = c.signature.device == core::DeviceKind::kCuda;
+  const core::WorkPtr work =
+      on_device ? std::make_shared<cuda::DeviceWork>() : std::make_shared<core::Work>();
   work->handle = handle_;
   work->keep_alive = memory_;
   // Nothing may be read of an absent gradient.
@@ -364,10 +367,11 @@ core::RunItem RunSide::MakeItem(const RunCase& c, const std::string& name, int r
     work->kept->begin = BytesOf(c.signature.dtype, cut[0]);
     work->kept->bytes = BytesOf(c.signature.dtype, cut[1] - cut[0]);
     memory->part.assign(work->kept->bytes + kGuard, kUntouched);
-    work->kept->memory = memory->part.data();
+    work->kept->memory = c.part_in_whole ? static_cast<std::byte*>(work->output) + work->kept->begin
+                                         : memory->part.data();
   }
-  work_ = work;
-  item.work = std::move(work);
+  if (c.in_parts) work_ = work;  // a lane is to keep the others as long as it has to, and no longer
+  item.work = work;
   return item;
 }
 
@@ -417,9 +421,16 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   const std::optional<Memory> expected = ExpectedOf(c, rank, size);
   if (has_part()) {
     const auto begin = expected->begin() + work_->kept->begin;
-    Memory part(begin, begin + work_->kept->bytes);
-    part.resize(memory_->part.size(), kUntouched);
-    ExpectSame(c, size, memory_->part, part);
+    ExpectSame(c, size, part(), Memory(begin, begin + work_->kept->bytes));
+    // The guards, and all of the memory for a part that lies elsewhere.
+    const std::size_t used = c.part_in_whole ? 0 : static_cast<std::size_t>(work_->kept->bytes);
+    const Memory behind(memory_->part.begin() + static_cast<std::ptrdiff_t>(used),
+                        memory_->part.end());
+    EXPECT_EQ(behind, Memory(behind.size(), kUntouched));
+    if (!in_place_) {
+      EXPECT_EQ(Memory(memory_->output.end() - kGuard, memory_->output.end()),
+                Memory(kGuard, kUntouched));
+    }
     return;
   }
   if (!in_place_ || !expected) {
@@ -437,8 +448,16 @@ void RunSide::Check(const RunCase& c, int rank, int size) const {
   ExpectSame(c, size, memory_->output, whole);
 }
 
+Memory RunSide::part() const {
+  const auto* const begin = static_cast<const std::byte*>(work_->kept->memory);
+  return {begin, begin + work_->kept->bytes};
+}
+
 core::PartCuts RunCase::Cuts(int size) const {
-  std::vector<std::int64_t> cuts;
+  std::vector<std::int64_t> cuts = {0};
+  for (const std::int64_t part : parts) cuts.push_back(cuts.back() + part);
+  if (!parts.empty()) return std::make_shared<const std::vector<std::int64_t>>(std::move(cuts));
+  cuts.clear();
   for (std::int64_t rank = 0; rank < size; ++rank) {
     cuts.push_back(signature.ElementCount() * rank * rank / (size * size));
   }

@@ -29,13 +29,16 @@ struct RunCase {
   int absent = -1;                                     // the rank that has no gradient
   core::RankRanges joined = {};
   bool in_parts = false;  // each rank keeps a part of an all-reduce, and nobody needs the whole
+  bool part_in_whole = false;            // and gets it where it lies in the output
+  std::vector<std::int64_t> parts = {};  // the elements of each rank's part; empty: most are more
 
   bool Joined(int rank) const { return joined.Contains(rank); }
   // The rows that `from` gives to `to`, of kinds that have rows.
   std::int64_t RowsFromTo(int from, int to, int size) const;
   std::int64_t InputCount(int rank) const;
   std::int64_t OutputCount(int rank, int size) const;  // where no output is allocated on the way
-  // The elements that each rank keeps, one after the other; most are more than those before.
+  // The elements that each rank keeps, one after the other; most are more than those before, if
+  // `parts` says nothing.
   core::PartCuts Cuts(int size) const;
   std::string ToString() const;
 };
@@ -69,6 +72,7 @@ class RunSide {
   // Compares every byte, except of averages on GPUs, which may round the shares of the ranks.
   void Check(const RunCase& c, int rank, int size) const;
   bool has_part() const { return work_ && work_->kept && work_->kept->is_there; }
+  Memory part() const;  // precondition: has_part()
   const Memory& result() const { return in_place_ ? memory_->input : memory_->output; }
 
  private:

@@ -345,7 +345,9 @@ std::optional<core::KeptPart> OptimizerShards::PartToKeep(const at::Tensor& para
   // A gradient may have another type than its parameter.
   const auto size = static_cast<std::int64_t>(result.element_size());
   core::KeptPart kept{cuts[self()] * size, count * size, result.mutable_data_ptr()};
-  if (count > 0 && count < parameter.numel()) {
+  if (shard == nullptr) {
+    kept.memory = static_cast<std::byte*>(kept.memory) + kept.begin;
+  } else if (count > 0 && count < parameter.numel()) {
     *shard = at::empty({count}, result.options().requires_grad(false));
     kept.memory = shard->mutable_data_ptr();
   }

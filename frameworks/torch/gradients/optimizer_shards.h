@@ -66,7 +66,7 @@ class OptimizerShards {
   bool of_gradients() const { return of_gradients_; }
   // The part of an average, which comes to be in `result`, that this rank keeps; nothing where
   // `result` does not lie as the parameter did when it was cut. Where the part is no whole parameter,
-  // `*shard` gets memory for it.
+  // `*shard` gets memory for it; null: the part stays where it is in `result`.
   std::optional<core::KeptPart> PartToKeep(const at::Tensor& parameter, const at::Tensor& result,
                                            at::Tensor* shard) const;
   // Returns how a parameter was cut; null if it was not.

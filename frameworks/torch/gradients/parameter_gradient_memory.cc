@@ -104,25 +104,25 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
   part.work->output = memory.result.mutable_data_ptr();
   part.work->input = memory.given.defined() ? memory.given.const_data_ptr() : part.work->output;
   const OptimizerShards* const shards = what_.counts->shards.get();
-  if (shards != nullptr && part.on_gpu() == nullptr && !part.bucket->hook) {
-    part.work->kept = shards->PartToKeep(what_.parameter, memory.result, &memory.shard);
-    if (part.cuts && !part.work->kept) {
-      throw std::invalid_argument(
-          "its parameter has another shape or lies in memory in another order than when it was cut "
-          "into shards: choose the memory format before the optimizer is made");
-    }
-    if (part.cuts) part.work->kept->cuts = part.cuts;
-  } else if (part.cuts) {
-    throw std::invalid_argument("its parameter is on another device than when its bucket was made");
+  // A GPU's lane reduces a part where it lies, if all ranks keep parts only: the shard is copied when
+  // the device has come to its end.
+  const bool on_gpu = part.on_gpu() != nullptr;
+  if (shards == nullptr || part.bucket->hook || (on_gpu && !part.cuts)) return;
+  part.work->kept =
+      shards->PartToKeep(what_.parameter, memory.result, on_gpu ? nullptr : &memory.shard);
+  if (part.cuts && !part.work->kept) {
+    throw std::invalid_argument(
+        "its parameter has another shape or lies in memory in another order than when it was cut "
+        "into shards: choose the memory format before the optimizer is made");
   }
+  if (part.cuts) part.work->kept->cuts = part.cuts;
 }
 
 // Sums come in another order where each rank gets its shard only, which the option deterministic
 // does not allow.
 core::PartCuts ParameterGradient::CutsIfSharded() const {
   const OptimizerShards* const shards = what_.counts->shards.get();
-  if (shards == nullptr || what_.rule->hook || !what_.parameter.is_cpu() ||
-      shards->set().members.ranks != set_.members.ranks ||
+  if (shards == nullptr || what_.rule->hook || shards->set().members.ranks != set_.members.ranks ||
       set_.session->session().config().deterministic) {
     return nullptr;
   }
