@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
+
 namespace sirtaki::launch {
 
 using core::Duration;
@@ -9,8 +11,6 @@ using core::TimePoint;
 
 namespace {
 
-// A member that others have lost is killed if it has not asked by then.
-constexpr auto kSuspectTime = std::chrono::milliseconds(200);
 // Workers that come soon after each other come by one change.
 constexpr auto kGatherTime = std::chrono::milliseconds(300);
 // Two members that have lost each other in that many generations in a row do not train together.
@@ -20,19 +20,19 @@ std::string NameOf(WorkerId id, const std::string& host) {
   return "worker " + std::to_string(id) + " on host " + host;
 }
 
-std::string SecondsText(Duration time) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count()) + " s";
+std::string LastEndText(const std::string& last_end) {
+  return last_end.empty() ? "" : "; the last that ended: " + last_end;
 }
 
 }  // namespace
 
-int Membership::Count(State state) const {
-  return static_cast<int>(std::ranges::count_if(
-      workers_, [state](const auto& one) { return one.second.state == state; }));
+bool Membership::IsSurvivor(const Worker& worker) const {
+  return worker.state == State::kReady && generation_ > 0 && worker.member_of == generation_;
 }
 
-bool Membership::IsWanted(const Worker& worker) const {
-  return worker.state != State::kEnding && IsListed(worker);
+bool Membership::HasAny(State state) const {
+  return std::ranges::any_of(workers_,
+                             [state](const auto& one) { return one.second.state == state; });
 }
 
 std::vector<WorkerId> Membership::Members() const {
@@ -53,31 +53,36 @@ void Membership::TakeHosts(std::vector<HostSlots> hosts, TimePoint now) {
     if (host.slots == 0) host_order_.push_back(one.host);
     host.slots += one.slots;
   }
-  if (generation_ == 0 && !IsOver()) over_at_ = now;
+  if (ended_) return;
+  if (generation_ == 0 && !IsOver()) over_at_ = told_at_ = now;
   for (const auto& [id, worker] : workers_) {
-    const bool is_in_use = worker.state == State::kMember || worker.member_of == generation_;
-    if (!IsListed(worker) && (!is_in_use || generation_ == 0)) {
-      Evict(id, "its host is listed no more");
-    }
+    if (IsListed(worker) || worker.state == State::kMember || IsSurvivor(worker)) continue;
+    Evict(id, "its place is listed no more", now);
   }
 }
 
-void Membership::NoteReady(WorkerId worker, const std::vector<WorkerId>& suspects, TimePoint now) {
+void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId>& suspects,
+                           TimePoint now) {
   const auto found = workers_.find(worker);
   if (found == workers_.end() || found->second.state == State::kEnding) return;
   Worker& asking = found->second;
+  if (left != asking.member_of) return;  // it was told of a newer one meanwhile
+  has_one_asked_ = true;
   const bool was_member = asking.state == State::kMember;
   if (asking.state != State::kReady) asking.since = now;
   asking.state = State::kReady;
   if (finished_) return;
   for (const WorkerId id : suspects) {
     const auto other = workers_.find(id);
-    if (id == worker || other == workers_.end() || other->second.member_of != asking.member_of)
-      continue;
+    if (id == worker || other == workers_.end() || other->second.member_of != left) continue;
     suspicions_.insert({worker, id});
     other->second.suspected_at = std::min(other->second.suspected_at, now);
   }
-  if (was_member) GoOver(NameOf(worker, asking.host) + " has asked for another group", now);
+  if (!was_member) return;
+  const std::string why = NameOf(worker, asking.host) + " has asked for another group";
+  if (!announced_ || !suspects.empty()) return GoOver(why, now);
+  // The others are about to, and are not to be disturbed in the step that they share with it.
+  if (!IsOver()) over_at_ = now;
 }
 
 void Membership::NoteJoined(WorkerId worker, int generation) {
@@ -95,12 +100,17 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return;
   const Worker was = found->second;
-  workers_.erase(found);
+  if (how == WorkerEnd::kLost) {
+    found->second.state = State::kEnding;
+    found->second.since = now;
+    found->second.ends_by = std::min(found->second.ends_by, now + limits_.orphan_time);
+  } else {
+    workers_.erase(found);
+  }
   if (was.state == State::kEnding) return;
-  // One that ends well before it has taken part is of no use where others train.
-  const bool is_well =
-      how == WorkerEnd::kFinished && (was.state == State::kMember || generation_ == 0);
-  if (is_well) {
+  // One that ends well before it has taken part is of no use where others train, or want to.
+  const bool is_alone = generation_ == 0 && !HasAny(State::kReady);
+  if (how == WorkerEnd::kFinished && (was.state == State::kMember || is_alone)) {
     if (!finished_) finished_.emplace();
     return;
   }
@@ -108,32 +118,52 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   if (finished_ && finished_->empty()) finished_ = last_end_;
   Blame(was, now);
   if (was.state == State::kMember) GoOver(last_end_, now);
+  if (how == WorkerEnd::kFailed) EndIfAllHaveFailed(was.state);
 }
 
 // ---- what follows ----
 
+// The members that are left are told at once.
 void Membership::GoOver(const std::string& why, TimePoint now) {
-  if (IsOver() || finished_) return;
-  over_at_ = now;
+  if (finished_) return;
+  if (!IsOver()) over_at_ = now;
+  TellOver(why, now);
+}
+
+void Membership::TellOver(const std::string& why, TimePoint now) {
+  if (told_at_ != kNever) return;
+  told_at_ = now;
   const std::vector<WorkerId> left = Members();
   if (!left.empty()) orders_.push_back(EndGeneration{generation_, left, why});
 }
 
-// The host's next worker has to wait, the longer the sooner its workers fail one after the other.
+// A program that fails wherever it runs would be started for ever. `last`: the state of the last that
+// has failed.
+void Membership::EndIfAllHaveFailed(State last) {
+  if (finished_ || HasAny(State::kReady) || HasAny(State::kMember)) return;
+  if (last == State::kStarting) {
+    if (has_one_asked_ || ++failed_starts_ < first_workers_) return;
+  }
+  End(1, "all workers have failed" + LastEndText(last_end_));
+}
+
+// The host's next workers have to wait, the longer the sooner its workers fail again.
 void Membership::Blame(const Worker& worker, TimePoint now) {
   Host& host = hosts_.at(worker.host);
+  if (now < host.not_before) return;
   const bool has_lasted =
       worker.first_begun != kNever && now - worker.first_begun > limits_.cooldown_most;
   host.failures = has_lasted ? 1 : host.failures + 1;
   Duration time = limits_.cooldown_least;
   for (int i = 1; i < host.failures && time < limits_.cooldown_most; ++i) time *= 2;
-  host.not_before = std::max(host.not_before, now + std::min(time, limits_.cooldown_most));
+  host.not_before = now + std::min(time, limits_.cooldown_most);
 }
 
-void Membership::Evict(WorkerId id, const std::string& why) {
+void Membership::Evict(WorkerId id, const std::string& why, TimePoint now) {
   Worker& worker = workers_.at(id);
   if (worker.state == State::kEnding) return;
   worker.state = State::kEnding;
+  worker.since = now;
   orders_.push_back(EndWorker{id, why});
 }
 
@@ -142,36 +172,56 @@ void Membership::Drop(WorkerId id, const std::string& why, TimePoint now) {
   const Worker& worker = workers_.at(id);
   Blame(worker, now);
   last_end_ = NameOf(id, worker.host) + ": " + why;
-  Evict(id, last_end_);
+  if (finished_ && finished_->empty()) finished_ = last_end_;
+  Evict(id, last_end_, now);
 }
 
-// Of one that is starting, or is to leave a generation that is over. One that is busy answers at once,
-// and asks later.
+// The time at which a worker that is starting, or is to leave a generation, must have asked. One that
+// is busy answers at once, and asks later.
 TimePoint Membership::MustAskBy(const Worker& worker) const {
   if (worker.state == State::kStarting) return worker.since + limits_.timeout;
-  if (worker.state != State::kMember || !IsOver()) return kNever;
-  if (worker.heard) return over_at_ + limits_.timeout;
-  if (worker.suspected_at != kNever) return worker.suspected_at + kSuspectTime;
-  return over_at_ + limits_.answer_time;
+  if (worker.state != State::kMember || told_at_ == kNever) return kNever;
+  if (worker.heard) return told_at_ + limits_.timeout;
+  if (worker.suspected_at != kNever) {
+    return std::max(worker.suspected_at, told_at_) + limits_.suspect_time;
+  }
+  return told_at_ + limits_.answer_time;
 }
 
 void Membership::EvictSilent(TimePoint now) {
+  if (IsOver() && now >= over_at_ + limits_.answer_time) {
+    TellOver("a change was announced, and others have left", now);
+  }
   for (const auto& [id, worker] : workers_) {
     if (now < MustAskBy(worker)) continue;
-    Drop(id,
-         worker.state == State::kMember ? "it does not leave its group"
-                                        : "its program does not begin",
-         now);
+    const bool is_member = worker.state == State::kMember;
+    Drop(id, is_member ? "it does not leave its group" : "its program does not begin", now);
   }
 }
 
+// Where nobody has joined it may be because of one: all are asked again, and that one is found.
 void Membership::EvictNotJoined(TimePoint now) {
   if (IsOver() || begun_at_ == kNever || now < begun_at_ + limits_.join_timeout) return;
   begun_at_ = kNever;
+  const bool has_any = std::ranges::any_of(workers_, [](const auto& one) {
+    return one.second.state == State::kMember && one.second.joined;
+  });
   for (const auto& [id, worker] : workers_) {
     if (worker.state != State::kMember || worker.joined) continue;
-    Drop(id, "it has not come to the others in time", now);
-    GoOver(last_end_, now);
+    const std::string why = "it has not come to the others in time";
+    if (has_any) Drop(id, why, now);
+    GoOver(NameOf(id, worker.host) + ": " + why, now);
+  }
+}
+
+void Membership::ForgetOrphans(TimePoint now) {
+  std::erase_if(workers_, [now](const auto& one) {
+    return one.second.state == State::kEnding && now >= one.second.ends_by;
+  });
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kEnding || worker.ends_by != kNever) continue;
+    if (now < worker.since + limits_.timeout) continue;
+    return End(1, NameOf(id, worker.host) + " was killed, and has not ended");
   }
 }
 
@@ -185,7 +235,7 @@ bool Membership::EvictOneOfAQuarrel(TimePoint now) {
     const auto by = workers_.find(one.of);
     const auto against = workers_.find(one.against);
     if (by == workers_.end() || against == workers_.end()) continue;
-    if (by->second.state != State::kReady || against->second.state != State::kReady) continue;
+    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
     const Pair pair = std::minmax(one.of, one.against);
     quarrels[pair] = quarrels_[pair] + 1;
     ++accusers[one.against];
@@ -218,14 +268,15 @@ std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host
 }
 
 void Membership::Start(TimePoint now) {
+  const bool is_first = next_worker_ == 0;
   auto room = limits_.max_ranks - std::ranges::count_if(workers_, [this](const auto& one) {
-                return IsWanted(one.second);
+                return one.second.state != State::kEnding && IsListed(one.second);
               });
   for (const std::string& name : host_order_) {
     const Host& host = hosts_.at(name);
     if (now < host.not_before) continue;
     for (const int slot : FreeSlots(name, host)) {
-      if (room-- <= 0) return;
+      if (room-- <= 0) break;
       Worker& worker = workers_[next_worker_];
       worker.host = name;
       worker.slot = slot;
@@ -233,19 +284,29 @@ void Membership::Start(TimePoint now) {
       orders_.push_back(StartWorker{next_worker_++, name, slot});
     }
   }
+  if (is_first) first_workers_ = next_worker_;
 }
 
-// Those that have asked, at most as many as there may be: members of the last generation first. Those
-// of a host follow each other.
+// Those that have asked, at most as many as there may be: survivors first, then others. One that is
+// listed no more is taken where no other survivor is, or where there are too few. Those of a host
+// follow each other.
 std::vector<WorkerId> Membership::Candidates() const {
-  std::vector<WorkerId> chosen;
-  for (const bool members : {true, false}) {
-    for (const auto& [id, worker] : workers_) {
-      const bool is_one = worker.member_of > 0 && worker.member_of == generation_;
-      if (worker.state != State::kReady || !IsListed(worker) || is_one != members) continue;
-      if (static_cast<int>(chosen.size()) < limits_.max_ranks) chosen.push_back(id);
-    }
+  std::vector<WorkerId> survivors;
+  std::vector<WorkerId> unlisted;
+  std::vector<WorkerId> others;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kReady) continue;
+    const bool is_listed = IsListed(worker);
+    if (IsSurvivor(worker)) (is_listed ? survivors : unlisted).push_back(id);
+    if (!IsSurvivor(worker) && is_listed) others.push_back(id);
   }
+  const auto listed = static_cast<int>(survivors.size() + others.size());
+  const bool are_needed = survivors.empty() || listed < limits_.min_ranks;
+  std::vector<WorkerId> chosen = std::move(survivors);
+  if (are_needed) chosen.insert(chosen.end(), unlisted.begin(), unlisted.end());
+  chosen.insert(chosen.end(), others.begin(), others.end());
+  const auto most = static_cast<std::size_t>(limits_.max_ranks);
+  if (chosen.size() > most) chosen.resize(most);
   std::vector<std::string> order;
   for (const WorkerId id : chosen) order.push_back(workers_.at(id).host);
   std::ranges::stable_sort(chosen, {}, [&](WorkerId id) {
@@ -254,8 +315,8 @@ std::vector<WorkerId> Membership::Candidates() const {
   return chosen;
 }
 
-// A worker that is being killed may still be in the memory of its host's others. Where nobody has
-// trained before, those that are being started are waited for, as long as there is time.
+// A worker that is ending may still be in the memory of its host's others. Where nobody has trained
+// before, those that are being started are waited for, as long as there is time.
 bool Membership::MustWait(const std::vector<WorkerId>& chosen, bool is_late) const {
   const auto here = [&](const std::string& host) {
     return std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).host == host; });
@@ -278,24 +339,20 @@ void Membership::Begin(TimePoint now) {
   if (!are_enough && is_late) {
     return End(1, "only " + std::to_string(chosen.size()) + " of at least " +
                       std::to_string(limits_.min_ranks) + " workers are there after " +
-                      SecondsText(limits_.timeout) +
-                      (last_end_.empty() ? "" : "; the last that ended: " + last_end_));
+                      core::DurationText(limits_.timeout) + LastEndText(last_end_));
   }
   if (!are_enough || MustWait(chosen, is_late)) return;
   if (EvictOneOfAQuarrel(now)) return Begin(now);
   if (limits_.resets && generation_ > *limits_.resets) {
     return End(1, "the workers have changed " + std::to_string(generation_) +
                       " times, which --reset-limit " + std::to_string(*limits_.resets) +
-                      " does not allow; the last that ended: " + last_end_);
+                      " does not allow" + LastEndText(last_end_));
   }
   ++generation_;
-  over_at_ = kNever;
+  over_at_ = told_at_ = kNever;
   begun_at_ = now;
   announced_ = weighed_ = false;
   suspicions_.clear();
-  for (auto& [id, worker] : workers_) {
-    if (worker.state == State::kReady && !IsListed(worker)) Evict(id, "its host is listed no more");
-  }
   for (const WorkerId id : chosen) {
     Worker& worker = workers_.at(id);
     worker.state = State::kMember;
@@ -304,29 +361,34 @@ void Membership::Begin(TimePoint now) {
     worker.suspected_at = kNever;
     worker.first_begun = std::min(worker.first_begun, now);
   }
+  for (const auto& [id, worker] : workers_) {
+    const bool is_of_no_use = worker.state == State::kReady && !IsListed(worker);
+    if (is_of_no_use) Evict(id, "its place is listed no more", now);
+  }
   orders_.push_back(BeginGeneration{generation_, std::move(chosen)});
 }
 
-// Empty: none does.
+// Empty: none waits, or it has to go on waiting.
 std::string Membership::ChangeThatWaits(TimePoint now) const {
   int staying = 0;
   int waiting = 0;
   bool is_starting = false;
-  std::string why;
+  std::string leaves;
   TimePoint first = kNever;
   for (const auto& [id, worker] : workers_) {
     const bool is_member = worker.state == State::kMember;
     if (is_member && !worker.joined) return "";
-    if (is_member && !IsListed(worker)) why = "host " + worker.host + " is listed no more";
-    if (!IsWanted(worker)) continue;
+    if (is_member && !IsListed(worker)) leaves = worker.host;
+    if (worker.state == State::kEnding || !IsListed(worker)) continue;
     staying += is_member ? 1 : 0;
     is_starting = is_starting || worker.state == State::kStarting;
     if (worker.state != State::kReady) continue;
     ++waiting;
     first = std::min(first, worker.since);
   }
-  if (staying + waiting < limits_.min_ranks) return "";  // until there are enough
-  if (!why.empty()) return why;
+  const bool may_leave = staying > 0 && staying + waiting >= limits_.min_ranks;
+  if (!leaves.empty() && may_leave)
+    return "a worker's place on host " + leaves + " is listed no more";
   const int more = std::min(waiting, limits_.max_ranks - staying);
   if (more <= 0 || (is_starting && now < first + kGatherTime)) return "";
   return std::to_string(more) + (more == 1 ? " worker comes" : " workers come");
@@ -334,49 +396,59 @@ std::string Membership::ChangeThatWaits(TimePoint now) const {
 
 void Membership::Announce(TimePoint now) {
   if (IsOver() || announced_) return;
+  if (limits_.resets && generation_ > *limits_.resets) return;  // for a failure alone
   const std::string why = ChangeThatWaits(now);
   if (why.empty()) return;
   announced_ = true;
   orders_.push_back(AnnounceChange{generation_, why});
 }
 
+// The program has ended well in one worker: the others go on to its end, and nobody comes any more.
+void Membership::Finish(TimePoint now) {
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kStarting && worker.state != State::kReady) continue;
+    if (IsSurvivor(worker) && finished_->empty()) {
+      finished_ = NameOf(id, worker.host) + " has lost its group after another one had finished";
+    }
+    Evict(id, "the program has ended elsewhere", now);
+  }
+  if (workers_.empty()) End(finished_->empty() ? 0 : 1, *finished_);
+}
+
 void Membership::End(int code, std::string why) {
+  if (ended_) return;
   ended_ = true;
   orders_.push_back(EndJob{code, std::move(why)});
 }
 
 std::vector<ElasticOrder> Membership::TakeOrders(TimePoint now) {
-  if (!ended_ && finished_) {
-    for (const auto& [id, worker] : workers_) {
-      if (worker.state != State::kStarting && worker.state != State::kReady) continue;
-      const bool is_one = worker.member_of > 0 && worker.member_of == generation_;
-      if (is_one && finished_->empty()) {
-        finished_ = NameOf(id, worker.host) + " has lost its group after another one had finished";
-      }
-      Evict(id, "the program has ended elsewhere");
-    }
-    if (workers_.empty()) End(finished_->empty() ? 0 : 1, *finished_);
-  } else if (!ended_) {
+  now_ = now;
+  if (!ended_) ForgetOrphans(now);
+  if (!ended_) EvictSilent(now);
+  if (!ended_ && finished_) Finish(now);
+  if (!ended_ && !finished_) {
     EvictNotJoined(now);
-    EvictSilent(now);
     Start(now);
     Begin(now);
-    if (!ended_) Announce(now);
   }
+  if (!ended_ && !finished_) Announce(now);
   return std::exchange(orders_, {});
 }
 
-TimePoint Membership::NextTime(TimePoint now) const {
+TimePoint Membership::NextTime() const {
   TimePoint next = kNever;
-  if (ended_ || finished_) return next;
-  const auto note = [&](TimePoint time) {
-    if (time > now) next = std::min(next, time);
+  if (ended_) return next;
+  const auto note = [&](TimePoint from, Duration later = Duration::zero()) {
+    if (from != kNever && from + later > now_) next = std::min(next, from + later);
   };
-  if (IsOver()) note(over_at_ + limits_.timeout);
-  if (!IsOver() && begun_at_ != kNever) note(begun_at_ + limits_.join_timeout);
+  note(over_at_, limits_.timeout);
+  if (told_at_ == kNever) note(over_at_, limits_.answer_time);
+  if (!IsOver()) note(begun_at_, limits_.join_timeout);
   for (const auto& [id, worker] : workers_) {
     note(MustAskBy(worker));
-    if (worker.state == State::kReady && !IsOver()) note(worker.since + kGatherTime);
+    note(worker.ends_by);
+    if (worker.state == State::kReady && !IsOver()) note(worker.since, kGatherTime);
+    if (worker.state == State::kEnding) note(worker.since, limits_.timeout);
   }
   for (const std::string& name : host_order_) note(hosts_.at(name).not_before);
   return next;

@@ -6,12 +6,14 @@
 //   kStarting  its host was told to start it
 //   kReady     its program asks for a generation
 //   kMember    it has a place in the generation
-//   kEnding    it was told to end, and has not yet
+//   kEnding    it was told to end, or its host has lost it, and it may still run
 //
 // A generation is over when a member ends, asks for another one, or is evicted. The next one begins
 // when every member that is left has asked for it: until then a member may still be in the memory that
 // it shares with the others. What happens meanwhile, and until all members have joined, is for the
 // generation behind it.
+//
+// What has been trained lies in the members alone: one of them stays as long as there is one.
 #pragma once
 
 #include <chrono>
@@ -38,12 +40,17 @@ struct ElasticLimits {
   std::optional<int> resets;
   // How long the job waits for as many workers as it needs, and for one that does not ask.
   core::Duration timeout = std::chrono::seconds(600);
-  // How long a member may take to answer that it has heard of its generation's end.
+  // How long a member may take to answer that it has heard of its generation's end; if others have
+  // lost it already, the shorter time.
   core::Duration answer_time = std::chrono::seconds(5);
-  // How long a generation may take until all its members have joined.
+  core::Duration suspect_time = std::chrono::seconds(1);
+  // How long a generation may take until all its members have joined; longer than start_timeout.
   core::Duration join_timeout = std::chrono::seconds(60);
-  // How long nothing is started on a host where a worker has failed: the least for the first failure,
-  // twice as long for each one that follows it soon, at most the most.
+  // A worker whose host has lost it has ended itself after this time.
+  core::Duration orphan_time = std::chrono::seconds(10);
+  // How long nothing is started on a host where workers have failed: the least for the first time,
+  // twice as long for each one that follows it soon, at most the most. What fails before that is over
+  // belongs to the same time.
   core::Duration cooldown_least = std::chrono::seconds(1);
   core::Duration cooldown_most = std::chrono::seconds(300);
 };
@@ -87,7 +94,7 @@ struct BeginGeneration {
   std::vector<WorkerId> members;  // by rank; those of a host follow each other
   bool operator==(const BeginGeneration&) const = default;
 };
-// Nothing follows.
+// The workers that are left are to be killed. Nothing follows.
 struct EndJob {
   int code = 0;
   std::string why;
@@ -99,8 +106,8 @@ using ElasticOrder =
 // How a worker has ended.
 enum class WorkerEnd : std::uint8_t {
   kFinished,  // its program, with exit code 0
-  kFailed,    // its program, otherwise
-  kLost,      // its host answers no more, or cannot start it
+  kFailed,    // its program, otherwise, or it could not be started
+  kLost,      // its host answers no more: it may still run
 };
 
 // One thread uses it.
@@ -113,10 +120,11 @@ class Membership {
   // These hosts are there from now on, and no others. A member on a host that is gone from the list
   // stays until the next generation.
   void TakeHosts(std::vector<HostSlots> hosts, core::TimePoint now);
-  // The worker asks for a generation. `suspects`: members of the one that it was in, which it has lost
-  // or waited for in vain.
-  void NoteReady(WorkerId worker, const std::vector<WorkerId>& suspects, core::TimePoint now);
-  // The member is in the generation, and can be reached by the others.
+  // The worker asks for a generation. `left`: the one that it was in; 0: none yet. `suspects`: members
+  // of that one, which it has lost or waited for in vain.
+  void NoteReady(WorkerId worker, int left, const std::vector<WorkerId>& suspects,
+                 core::TimePoint now);
+  // The member is in the generation with all others.
   void NoteJoined(WorkerId worker, int generation);
   // The member knows that the generation is over, and asks as soon as it can.
   void NoteHeard(WorkerId worker, int generation);
@@ -124,8 +132,8 @@ class Membership {
 
   // The orders that follow, in the order in which they are to be carried out.
   std::vector<ElasticOrder> TakeOrders(core::TimePoint now);
-  // The next time after `now` at which there may be an order without an event; max: never.
-  core::TimePoint NextTime(core::TimePoint now) const;
+  // The next time at which there may be an order without an event, after orders were taken; max: never.
+  core::TimePoint NextTime() const;
 
   int generation() const { return generation_; }  // 0: none has begun
   std::vector<WorkerId> Members() const;          // of the generation, those that are left
@@ -139,9 +147,10 @@ class Membership {
     int member_of = 0;        // the last generation that it had a place in; 0: none yet
     bool joined = false;      // that one
     bool heard = false;       // that it is over
-    core::TimePoint since{};  // it was started; then, it has asked
+    core::TimePoint since{};  // it was started; then, it has asked; then, it was told to end
     core::TimePoint first_begun = kNever;  // its first generation
     core::TimePoint suspected_at = kNever;
+    core::TimePoint ends_by = kNever;  // by itself
   };
   struct Host {
     int slots = 0;  // 0: it is listed no more
@@ -157,21 +166,26 @@ class Membership {
 
   static constexpr core::TimePoint kNever = core::TimePoint::max();
 
-  int Count(State state) const;
-  bool IsListed(const Worker& worker) const { return hosts_.at(worker.host).slots > 0; }
+  bool IsListed(const Worker& worker) const { return worker.slot < hosts_.at(worker.host).slots; }
   bool IsOver() const { return over_at_ != kNever; }
-  bool IsWanted(const Worker& worker) const;  // in the next generation
+  // It was in the generation that is over, and has asked for another one.
+  bool IsSurvivor(const Worker& worker) const;
+  bool HasAny(State state) const;
   std::vector<int> FreeSlots(const std::string& name, const Host& host) const;
   std::vector<WorkerId> Candidates() const;
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
   void GoOver(const std::string& why, core::TimePoint now);
+  void TellOver(const std::string& why, core::TimePoint now);
+  void EndIfAllHaveFailed(State last);
   void Blame(const Worker& worker, core::TimePoint now);
-  void Evict(WorkerId id, const std::string& why);
+  void Evict(WorkerId id, const std::string& why, core::TimePoint now);
   void Drop(WorkerId id, const std::string& why, core::TimePoint now);
   core::TimePoint MustAskBy(const Worker& worker) const;
   void EvictSilent(core::TimePoint now);
   void EvictNotJoined(core::TimePoint now);
+  void ForgetOrphans(core::TimePoint now);
   bool EvictOneOfAQuarrel(core::TimePoint now);
+  void Finish(core::TimePoint now);
   void Start(core::TimePoint now);
   void Begin(core::TimePoint now);
   void Announce(core::TimePoint now);
@@ -183,10 +197,14 @@ class Membership {
   std::map<std::string, Host> hosts_;
   std::vector<std::string> host_order_;  // as they are listed
   WorkerId next_worker_ = 0;
+  int first_workers_ = 0;  // those that were started first
+  int failed_starts_ = 0;  // until one has asked
+  bool has_one_asked_ = false;
   int generation_ = 0;
   bool announced_ = false;             // a change of the generation
   core::TimePoint begun_at_ = kNever;  // the generation; kNever: all have had their time
   core::TimePoint over_at_ = kNever;   // kNever: the generation goes on
+  core::TimePoint told_at_ = kNever;   // the members, that it is over
   std::set<Suspicion> suspicions_;     // since then
   bool weighed_ = false;               // they were
   std::map<Pair, int> quarrels_;       // in so many generations in a row
@@ -194,6 +212,7 @@ class Membership {
   std::optional<std::string>
       finished_;  // a program has ended well; else what went wrong afterwards
   bool ended_ = false;
+  core::TimePoint now_ = core::TimePoint::min();  // orders were taken
   std::vector<ElasticOrder> orders_;
 };
 

@@ -39,8 +39,10 @@ struct Event {
 // A program's process.
 struct Process {
   std::string host;
+  int slot = 0;
   bool stopped = false;  // SIGSTOP, or its host is gone: it does nothing any more
   bool asks = false;     // it waits for a generation
+  int was = 0;           // in this generation before
   int inside = 0;        // the generation whose memory it may use; 0: none
   bool joined = false;
 };
@@ -103,8 +105,8 @@ class World {
 
   void Drive(TimePoint until) {
     while (!ended_) {
-      const TimePoint next = std::min(events_.empty() ? TimePoint::max() : events_.top().at,
-                                      membership_.NextTime(now_));
+      const TimePoint next =
+          std::min(events_.empty() ? TimePoint::max() : events_.top().at, membership_.NextTime());
       if (next > until) break;
       now_ = std::max(now_, next);
       while (!events_.empty() && events_.top().at <= now_) {
@@ -185,9 +187,12 @@ class World {
     Process& process = processes_[id];
     if (process.stopped || process.asks) return;
     process.asks = true;
+    process.was = process.inside;
     process.inside = 0;
     process.joined = false;
-    At(Late(), [this, id, suspects] { membership_.NoteReady(id, suspects, now_); });
+    At(Late(), [this, id, left = process.was, suspects] {
+      membership_.NoteReady(id, left, suspects, now_);
+    });
   }
 
   void Carry() {
@@ -197,19 +202,24 @@ class World {
   }
 
   void Do(const StartWorker& order) {
-    for (const auto& [id, process] : processes_) ASSERT_NE(id, order.worker);
+    for (const auto& [id, process] : processes_) {
+      ASSERT_NE(id, order.worker);
+      ASSERT_FALSE(process.host == order.host && process.slot == order.slot) << "taken by " << id;
+    }
     ASSERT_TRUE(listed_.contains(order.host));
     const WorkerId id = order.worker;
     if (gone_.contains(order.host)) {
-      At(Late(), [this, id] { membership_.NoteEnd(id, WorkerEnd::kLost, "no ssh", now_); });
+      At(Late(), [this, id] { membership_.NoteEnd(id, WorkerEnd::kFailed, "no ssh", now_); });
       return;
     }
     processes_[id].host = order.host;
+    processes_[id].slot = order.slot;
     At(milliseconds(500) + Late(), [this, id] {
       if (processes_.contains(id)) Ask(id, {});
     });
   }
   void Do(const EndWorker& order) {
+    killed_.insert(order.worker);
     At(Late(), [this, id = order.worker] { Die(id, WorkerEnd::kFailed); });
   }
   void Do(const AnnounceChange& order) {
@@ -262,6 +272,15 @@ class World {
       ASSERT_FALSE(is_here && !gone_.contains(process.host))
           << "worker " << id << " may still use the memory of generation " << process.inside;
     }
+    const auto asks = [this, &order](WorkerId id) {
+      const auto found = processes_.find(id);
+      return found != processes_.end() && !killed_.contains(id) && found->second.asks &&
+             found->second.was == order.generation - 1;
+    };
+    if (order.generation > 1) {
+      const bool has_state = std::ranges::any_of(begun_[order.generation - 1], asks);
+      ASSERT_EQ(has_state, std::ranges::any_of(order.members, asks)) << "what was trained is lost";
+    }
     begun_[order.generation] = members;
     for (const WorkerId id : members) {
       const auto found = processes_.find(id);
@@ -273,7 +292,14 @@ class World {
   }
   void Do(const EndJob& order) {
     ended_ = true;
-    ADD_FAILURE() << "the job has ended: " << order.why;
+    const int generation = membership_.generation();
+    const bool has_any = std::ranges::any_of(processes_, [&](const auto& one) {
+      const auto& [id, process] = one;
+      const bool has_state =
+          process.inside == generation || (process.asks && process.was == generation);
+      return generation > 0 && has_state && !process.stopped && !killed_.contains(id);
+    });
+    EXPECT_TRUE(order.why.starts_with("all workers have failed") && !has_any) << order.why;
   }
 
   // All members have to be there; if one is not, the others notice.
@@ -319,6 +345,7 @@ class World {
   std::map<int, std::set<WorkerId>> begun_;
   std::set<std::string> listed_;
   std::set<std::string> gone_;
+  std::set<WorkerId> killed_;
   bool ended_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -55,8 +56,12 @@ std::string Played(ElasticLimits limits, const std::string& script) {
   Membership membership(limits);
   std::ostringstream log;
   core::TimePoint now = start;
+  std::map<WorkerId, int> generations;
   const auto take = [&] {
     for (const ElasticOrder& order : membership.TakeOrders(now)) {
+      if (const auto* begin = std::get_if<BeginGeneration>(&order)) {
+        for (const WorkerId id : begin->members) generations[id] = begin->generation;
+      }
       log << std::chrono::duration<double>(now - start).count() << " " << Text(order) << "\n";
     }
   };
@@ -70,8 +75,8 @@ std::string Played(ElasticLimits limits, const std::string& script) {
     std::string last;
     words >> time >> word >> about >> more >> last;
     const auto then = start + milliseconds(static_cast<int>(time * 1000));
-    while (membership.NextTime(now) <= then) {
-      now = membership.NextTime(now);
+    while (membership.NextTime() <= then) {
+      now = membership.NextTime();
       take();
     }
     now = then;
@@ -89,7 +94,7 @@ std::string Played(ElasticLimits limits, const std::string& script) {
     for (const std::string_view one : Split(about, ',')) {
       if (one.empty()) continue;
       const int id = std::stoi(std::string(one));
-      if (word == "ready") membership.NoteReady(id, suspects, now);
+      if (word == "ready") membership.NoteReady(id, generations[id], suspects, now);
       if (word == "heard") membership.NoteHeard(id, std::stoi(more));
       if (word == "joined") membership.NoteJoined(id, std::stoi(more));
       if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
@@ -157,7 +162,6 @@ TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
 5.2 begin 2 with 0,2
 6 start 3 on a:1
 8 announce in 2: 1 worker comes
-8.1 end 2 for 2: worker 0 on host a has asked for another group
 8.1 begin 3 with 0,3,2
 )");
 }
@@ -168,15 +172,15 @@ TEST(MembershipTest, AMemberThatOthersHaveLostIsKilledBeforeItsHostsMemoryIsUsed
     2 joined 0,1,2 1
     5 ready 0 lost 1
     5.1 ready 2 lost 1
-    5.5 failed 1
-    5.6 wait)"),
+    6.5 failed 1
+    6.6 wait)"),
             R"(0 start 0 on a:0
 0 start 1 on a:1
 0 start 2 on b:0
 1 begin 1 with 0,1,2
 5 end 1 for 1,2: worker 0 on host a has asked for another group
-5.2 kill 1: worker 1 on host a: it does not leave its group
-5.5 begin 2 with 0,2
+6 kill 1: worker 1 on host a: it does not leave its group
+6.5 begin 2 with 0,2
 )");
 }
 
@@ -208,8 +212,8 @@ TEST(MembershipTest, AnEvictedMemberOfAnotherHostIsNotWaitedFor) {
 0 start 2 on b:0
 1 begin 1 with 0,1,2
 5 end 1 for 1,2: worker 0 on host a has asked for another group
-5.2 kill 2: worker 2 on host b: it does not leave its group
-5.2 begin 2 with 0,1
+6 kill 2: worker 2 on host b: it does not leave its group
+6 begin 2 with 0,1
 )");
 }
 
@@ -254,9 +258,8 @@ TEST(MembershipTest, AHostThatIsListedNoMoreIsLeftBetweenTwoSteps) {
 0 start 1 on a:1
 0 start 2 on b:0
 1 begin 1 with 0,1,2
-5 announce in 1: host b is listed no more
-6 end 1 for 1,2: worker 0 on host a has asked for another group
-6 kill 2: its host is listed no more
+5 announce in 1: a worker's place on host b is listed no more
+6 kill 2: its place is listed no more
 6 begin 2 with 0,1
 )");
 }
@@ -272,7 +275,174 @@ TEST(MembershipTest, AHostIsNotLeftWhereTooFewWouldStay) {
 0 start 1 on b:0
 1 begin 1 with 0,1
 6 start 2 on c:0
-9 announce in 1: host b is listed no more
+9 announce in 1: a worker's place on host b is listed no more
+)");
+}
+
+TEST(MembershipTest, AWorkerThatItsHostHasLostMayStillRunForAWhile) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 gone 1
+    5.1 ready 0,2
+    16 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 0,2: worker 1 on host a: no answer
+15 start 3 on a:1
+15 begin 2 with 0,2
+)");
+}
+
+TEST(MembershipTest, WhoHasTheStateStaysUntilAnotherOneHasItToo) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
+    1 ready 0
+    1.1 joined 0 1
+    2 hosts c:1
+    3 ready 1
+    4 ready 0
+    5 joined 0,1 2
+    6 ready 0
+    6.1 ready 1
+    6.5 failed 0)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+2 start 1 on c:0
+3 announce in 1: 1 worker comes
+4 begin 2 with 0,1
+5 announce in 2: a worker's place on host a is listed no more
+6.1 kill 0: its place is listed no more
+6.1 begin 3 with 1
+)");
+}
+
+TEST(MembershipTest, FewerPlacesOnAHostAreLeftToo) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:3
+    1 ready 0,1,2
+    1.1 joined 0,1,2 1
+    2 hosts a:2
+    3 ready 0,1,2)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+2 announce in 1: a worker's place on host a is listed no more
+3 kill 2: its place is listed no more
+3 begin 2 with 0,1
+)");
+}
+
+TEST(MembershipTest, AnAnnouncedChangeIsToldAsAnEndToThoseThatDoNotFollow) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0
+    1.1 failed 1
+    1.1 wait
+    2 joined 0 1
+    3 ready 2
+    4 ready 0
+    5 joined 0,2 2
+    6 hosts a:1
+    7 ready 0
+    17 failed 2)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1.1 begin 1 with 0
+2.1 start 2 on a:1
+3 announce in 1: 1 worker comes
+4 begin 2 with 0,2
+6 announce in 2: a worker's place on host a is listed no more
+12 end 2 for 2: a change was announced, and others have left
+17 kill 2: worker 2 on host a: it does not leave its group
+17 begin 3 with 0
+)");
+}
+
+TEST(MembershipTest, AProgramThatFailsEverywhereEndsTheJob) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 failed 0
+    1.5 failed 1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1.5 end of the job, 1: all workers have failed; the last that ended: worker 1 on host a: died of SIGKILL
+)");
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0,1
+    2 failed 0,1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a: died of SIGKILL
+2 end of the job, 1: all workers have failed; the last that ended: worker 1 on host a: died of SIGKILL
+)");
+}
+
+TEST(MembershipTest, AHostThatIsGoneIsOneFailureHoweverManyPlacesItHas) {
+  EXPECT_EQ(Played(Limits(1, 5), R"(0 hosts a:1,b:4
+    1 ready 0,1,2,3,4
+    2 failed 1,2,3,4
+    3.5 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+0 start 3 on b:2
+0 start 4 on b:3
+1 begin 1 with 0,1,2,3,4
+2 end 1 for 0,2,3,4: worker 1 on host b: died of SIGKILL
+3 start 5 on b:0
+3 start 6 on b:1
+3 start 7 on b:2
+3 start 8 on b:3
+)");
+}
+
+TEST(MembershipTest, WhereNobodyJoinsTheOneThatDoesNotAnswerIsKilled) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:3
+    1 ready 0,1,2
+    61.5 ready 0,1
+    66.5 failed 2)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+61 end 1 for 0,1,2: worker 0 on host a: it has not come to the others in time
+66 kill 2: worker 2 on host a: it does not leave its group
+66.5 begin 2 with 0,1
+)");
+}
+
+TEST(MembershipTest, OneThatIsKilledAndDoesNotEndEndsTheJob) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0,1 1
+    3 ready 0 lost 1
+    70 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+3 end 1 for 1: worker 0 on host a has asked for another group
+4 kill 1: worker 1 on host a: it does not leave its group
+64 end of the job, 1: worker 1 on host a was killed, and has not ended
+)");
+}
+
+TEST(MembershipTest, OneThatIsStoppedWhileOthersFinishIsKilled) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:3
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    3 ready 0 lost 2
+    3.1 finished 1
+    3.2 failed 0
+    4.1 failed 2)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+1 begin 1 with 0,1,2
+3 end 1 for 1,2: worker 0 on host a has asked for another group
+3.1 kill 0: the program has ended elsewhere
+4 kill 2: worker 2 on host a: it does not leave its group
+4.1 end of the job, 1: worker 0 on host a has lost its group after another one had finished
 )");
 }
 
@@ -280,17 +450,17 @@ TEST(MembershipTest, TooFewWaitForOthersAndThenTheJobEnds) {
   EXPECT_EQ(Played(Limits(2, 2), R"(0 hosts a:1,b:1
     1 ready 0,1
     2 joined 0,1 1
-    5 gone 1
+    5 failed 1
     5.1 ready 0
-    6.5 gone 2
+    6.5 failed 2
     66 wait)"),
             R"(0 start 0 on a:0
 0 start 1 on b:0
 1 begin 1 with 0,1
-5 end 1 for 0: worker 1 on host b: no answer
+5 end 1 for 0: worker 1 on host b: died of SIGKILL
 6 start 2 on b:0
 8.5 start 3 on b:0
-65 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 2 on host b: no answer
+65 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 2 on host b: died of SIGKILL
 )");
 }
 
@@ -349,9 +519,8 @@ TEST(MembershipTest, MoreThanTheMostAreSparesAndTakeTheNextPlace) {
 0 start 1 on b:0
 1 begin 1 with 0,1
 3 start 2 on c:0
-3 announce in 1: host a is listed no more
-4.5 end 1 for 1: worker 0 on host a has asked for another group
-4.5 kill 0: its host is listed no more
+3 announce in 1: a worker's place on host a is listed no more
+4.5 kill 0: its place is listed no more
 4.5 begin 2 with 1,2
 )");
 }
