@@ -156,10 +156,11 @@ int RunAll(PlanInput input) {
     }
     if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
     if (input.restarts == 0 && !CheckProgram(input, plan)) return kNoProgram;
-    const int unfit = input.restarts == 0 ? CheckHostsOf(input, plan) : 0;
+    const bool waits = plan.wait > core::Duration::zero();
+    const int unfit = input.restarts == 0 || waits ? CheckHostsOf(input, plan) : 0;
     if (unfit != 0) return unfit;
     // The names of hosts that have come up since were not known yet, nor the way to them.
-    if (plan.wait > core::Duration::zero()) status = MakePlan(input, &plan);
+    if (waits) status = MakePlan(input, &plan);
     if (!status.ok()) return Complain(status);
     if (!plan.network.empty()) {
       std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());

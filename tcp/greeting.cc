@@ -1,6 +1,7 @@
 #include "tcp/greeting.h"
 
 #include <fcntl.h>
+#include <poll.h>
 
 #include <array>
 #include <bit>
@@ -77,6 +78,11 @@ Watch::Watch(const Socket& socket, core::TimePoint deadline)
 Status Watch::Judge(Status status) const {
   if (status.code() != StatusCode::kPeerLost || core::Clock::now() < deadline_) return status;
   return {StatusCode::kPeerLost, "no answer"};
+}
+
+bool HasHungUp(const Socket& socket) {
+  pollfd ended{socket->native_handle(), POLLRDHUP, 0};
+  return poll(&ended, 1, 0) != 0;
 }
 
 void Prepare(const Socket& socket) {

@@ -34,6 +34,9 @@ namespace sirtaki::tcp {
 namespace asio = boost::asio;
 using Socket = std::shared_ptr<asio::ip::tcp::socket>;
 
+// Whether the other end has closed the connection, or is gone.
+bool HasHungUp(const Socket& socket);
+
 // What a connection is for.
 enum class Purpose : std::uint8_t { kMeeting, kControl, kUrgent, kBulk };
 

@@ -1,17 +1,15 @@
 #include "tcp/lookup.h"
 
 #include <netdb.h>
-#include <pthread.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 
+#include "core/threads/quiet_thread.h"
 #include "tcp/door.h"
 
 namespace sirtaki::tcp {
@@ -51,12 +49,9 @@ void Ask(const std::string& name, int port, Addresses* found) {
 
 asio::awaitable<Status> LookUp(std::string name, int port, std::vector<tcp::endpoint>* ends) {
   const auto found = std::make_shared<Addresses>();
-  sigset_t all;
-  sigset_t kept;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &kept);  // signals are for the program's threads
-  std::thread([name = std::move(name), port, found] { Ask(name, port, found.get()); }).detach();
-  pthread_sigmask(SIG_SETMASK, &kept, nullptr);
+  core::StartQuietThread([name = std::move(name), port, found] {
+    Ask(name, port, found.get());
+  }).detach();
   while (!found->is_there) co_await Sleep(kLookAgain);
   if (found->error != 0) {
     co_return Status(StatusCode::kInvalidArgument, gai_strerror(found->error));

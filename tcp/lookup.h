@@ -1,4 +1,4 @@
-// The addresses of a name.
+// LookUp finds the addresses of a name.
 #pragma once
 
 #include "tcp/greeting.h"

@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/tcp.h>
-#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -36,6 +36,8 @@ namespace {
 constexpr auto kConnectTime = std::chrono::seconds(2);  // the address may be one that is old
 constexpr std::size_t kCallsOfARank = 3;                // to each other
 constexpr std::size_t kTokenBytes = 16;
+// Each rank asks for rank 0's name, and there is one name server for all.
+constexpr auto kAskNamesAgain = std::chrono::milliseconds(500);
 
 constexpr const char* kNotReached =
     "; rank 0 has to run there, MASTER_ADDR and the port to be its own, and no firewall between";
@@ -52,6 +54,21 @@ void NoticeSilence(const Socket& socket) {
   }
 }
 
+// A rank has a few connections with each other one, and the program its own files.
+Status AllowFiles(std::size_t connections) {
+  constexpr rlim_t kOthers = 256;
+  const rlim_t needed = connections + kOthers;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return Status::Ok();
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur >= needed) return Status::Ok();
+  return {StatusCode::kBackend, "a rank of this job needs " + std::to_string(needed) +
+                                    " open files, and may have " + std::to_string(limit.rlim_max) +
+                                    ": ulimit -Hn " + std::to_string(needed) +
+                                    ", or LimitNOFILE, nofile in limits.conf"};
+}
+
 }  // namespace
 
 struct Meeting::Impl {
@@ -66,8 +83,7 @@ struct Meeting::Impl {
   // A process that has ended since, and was started again, is welcome.
   bool IsTaken(Socket* seat) {
     if (!*seat) return false;
-    pollfd ended{(*seat)->native_handle(), POLLRDHUP, 0};
-    if (poll(&ended, 1, 0) == 0) return true;
+    if (!HasHungUp(*seat)) return true;
     seat->reset();
     --have_met;
     return false;
@@ -127,7 +143,7 @@ struct Meeting::Impl {
     }
     std::vector<int> missing;
     for (int rank = 1; rank < place.size; ++rank) {
-      if (!peers[static_cast<std::size_t>(rank)]) missing.push_back(rank);
+      if (!IsTaken(&peers[static_cast<std::size_t>(rank)])) missing.push_back(rank);
     }
     return {StatusCode::kTimedOut, NumbersText(missing) + " did not come to rank 0 (" +
                                        place.address + ":" + std::to_string(place.port) +
@@ -137,16 +153,19 @@ struct Meeting::Impl {
   asio::awaitable<void> Reach(TimePoint deadline) {
     const std::string unknown =
         "MASTER_ADDR=" + core::Quoted(place.address) + " does not resolve: ";
-    // What an attempt that has no answer yet is going to say.
+    // An attempt that has no answer yet is going to say this.
     last = unknown + "the name server does not answer";
     bool has_called = false;
-    for (;; co_await Sleep(kTryAgain)) {
+    core::Duration pause = kTryAgain;
+    for (;; co_await Sleep(pause)) {
       std::vector<tcp::endpoint> ends;
       if (const Status found = co_await LookUp(place.address, place.port, &ends); !found.ok()) {
         last = unknown + found.message() +
                "; give rank 0's address, or a name that this host knows (DNS, /etc/hosts)";
+        pause = std::min<core::Duration>(2 * pause, kAskNamesAgain);
         continue;
       }
+      pause = kTryAgain;
       for (const tcp::endpoint& end : ends) {
         if (!std::exchange(has_called, true)) last = TextOf(end) + ": no answer" + kNotReached;
         const auto socket = std::make_shared<tcp::socket>(tasks.io());
@@ -237,7 +256,7 @@ struct Meeting::Impl {
   Status Wait(const int& left, TimePoint deadline) {
     tasks.Drive(deadline, [&left] { return left == 0; });
     if (tasks.failure().ok() && left > 0) {
-      tasks.Fail({StatusCode::kTimedOut, SilentText() + " within start_timeout"});
+      tasks.Fail({StatusCode::kTimedOut, SilentText()});
     }
     return tasks.failure();
   }
@@ -245,16 +264,16 @@ struct Meeting::Impl {
   // A host that is gone says no good-bye.
   std::string SilentText() const {
     if (place.rank != 0) {
-      return "rank 0 did not say what all ranks agree on: it waits for another rank, or its host "
-             "is "
-             "gone,";
+      return "rank 0 did not say within start_timeout what all ranks agree on: it waits for "
+             "another rank, or its host is gone";
     }
     std::vector<int> silent;
     for (int rank = 1; rank < place.size; ++rank) {
       if (!heard[static_cast<std::size_t>(rank)]) silent.push_back(rank);
     }
     return NumbersText(silent) +
-           " did not answer rank 0: a process is stopped, or a host or its link is gone,";
+           " did not answer rank 0 within start_timeout: a process is stopped, or a host or its "
+           "link is gone";
   }
 
   // ---- connections of each with each ----
@@ -337,7 +356,8 @@ Meeting::~Meeting() = default;
 
 Status Meeting::Begin(const Place& place, TimePoint deadline, std::unique_ptr<Meeting>* meeting) {
   auto impl = std::make_unique<Impl>(place);
-  Status status;
+  Status status = AllowFiles(kCallsOfARank * static_cast<std::size_t>(place.size));
+  if (!status.ok()) return status;
   if (place.size > 1) status = place.rank == 0 ? impl->Host(deadline) : impl->Visit(deadline);
   if (!status.ok()) {
     if (place.rank == 0) impl->TellFailure(status);
@@ -371,7 +391,9 @@ Status Meeting::Exchange(const std::string& mine, TimePoint deadline,
     for (int rank = 1; rank < impl.place.size; ++rank) {
       impl.tasks.Spawn(impl.Write(impl.peers[static_cast<std::size_t>(rank)], rank, &frame, &left));
     }
-    return impl.Wait(left, deadline);
+    status = impl.Wait(left, deadline);
+    if (!status.ok()) impl.TellFailure(status);
+    return status;
   }
   const std::string frame = FrameOf(FrameKind::kText, mine);
   std::string packed;

@@ -69,9 +69,11 @@ asio::awaitable<void> Mesh::Call(int rank, Purpose purpose, tcp::endpoint end) {
       co_return;
     }
     why_ = NameOf(rank_, hosts_) + " cannot connect to " + NameOf(rank, hosts_) + " at " +
-           TextOf(end) + ": " + status.message() +
-           "; a firewall may be between: the hosts have to reach each other at every port";
+           TextOf(end) + ": " + status.message();
     const bool is_refused = status.code() == StatusCode::kBackend;
+    if (is_refused || status.code() == StatusCode::kPeerLost) {
+      why_ += "; a firewall may be between: the hosts have to reach each other at every port";
+    }
     refused_since = is_refused ? std::min(refused_since, begun) : TimePoint::max();
     const bool is_final = is_refused ? Clock::now() - refused_since >= kRefusedForGood
                                      : status.code() != StatusCode::kPeerLost;
@@ -83,12 +85,14 @@ asio::awaitable<void> Mesh::Call(int rank, Purpose purpose, tcp::endpoint end) {
   }
 }
 
-// Where a caller's socket goes; null: it has no business here.
+// A caller's socket goes there; null: it has no business here. One that has hung up since may call again.
 Socket* Mesh::SeatOf(const Caller& caller) {
   const auto line = static_cast<std::size_t>(caller.purpose) - 1;
   if (caller.rank <= rank_ || caller.rank >= size_ || line >= kLines) return nullptr;
   Socket* seat = &sockets_[static_cast<std::size_t>(caller.rank)][line];
-  return *seat ? nullptr : seat;
+  if (*seat && !HasHungUp(*seat)) return nullptr;
+  if (std::exchange(*seat, nullptr)) ++left_;
+  return seat;
 }
 
 Status Mesh::Connect(const std::vector<tcp::endpoint>& ends) {

@@ -186,7 +186,7 @@ void Stream::Write() {
   }
 }
 
-// What the other end has sent before is read first.
+// The other end may have sent something before: that is read first.
 void Stream::StopWriting(int error) {
   write_error_ = error;
   shutdown(line_.get(), SHUT_RDWR);

@@ -122,7 +122,7 @@ void Transport::Push(int rank) {
     if (went < 0 && IsForLater(errno)) return;
     if (went < 0) {
       // Reading takes what the other end has said before, and then notes the loss.
-      peer.write_error = errno;
+      if (peer.write_error == 0) peer.write_error = errno;
       shutdown(peer.line.get(), SHUT_RDWR);
       break;
     }

@@ -30,8 +30,7 @@ struct HostWish {
 HostWish WishOfPlan(const PlanInput& input, const Plan& plan, const std::string& folder,
                     core::Duration patience);
 
-// The command that asks the host.
-// `error` is what ssh has printed when it was asked before.
+// The words are those of the command that asks the host. `error` is what ssh has printed when it was asked before.
 std::vector<std::string> AskingWords(const HostWish& wish, const std::string& host,
                                      const std::string& error = "");
 

@@ -368,7 +368,7 @@ void Membership::Begin(TimePoint now) {
   orders_.push_back(BeginGeneration{generation_, std::move(chosen)});
 }
 
-// Empty: none waits, or it has to go on waiting.
+// The text is empty where no change waits, or it has to go on waiting.
 std::string Membership::ChangeThatWaits(TimePoint now) const {
   int staying = 0;
   int waiting = 0;

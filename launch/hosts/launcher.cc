@@ -18,7 +18,8 @@ std::string Launcher::ToString() const { return ShortName() + " (" + path + ")";
 
 std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_view version_text) {
   // "mpirun (Open MPI) 4.1.4", "mpirun (OpenRTE) 4.1.4"; HYDRA's "Version:   4.0.2" on a line of
-  // its own; "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929"; "slurm-wlm 22.05.8", "slurm 23.11.1"; "sirtakirun 0.1.0".
+  // its own; "Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929"; "slurm-wlm
+  // 22.05.8", "slurm 23.11.1"; "sirtakirun 0.1.0".
   static const std::regex open_mpi(R"(\((?:Open MPI|OpenRTE)\) (\d+)(\.[0-9.]+)?)");
   static const std::regex hydra(R"(HYDRA[^\n]*\n\s*Version:\s*([0-9.]+))");
   static const std::regex intel(R"(^Intel\(R\) MPI Library[^\n]* Version ([0-9.]+))");

@@ -31,7 +31,7 @@ core::Duration EstimateOffset(std::span<const std::vector<ClockReading>> rounds,
 // How far the time of day of this rank's host is ahead of that of rank 0's. Pure.
 core::Duration EstimateSkew(const std::vector<ClockReading>& round, core::Duration offset,
                             const core::Topology& topology);
-// What is to be said of it, with the cure; empty if it is too small to matter. Pure.
+// The text of a warning about it, with the cure; empty if it is too small to matter. Pure.
 std::string SkewText(core::Duration skew, const core::Topology& topology);
 
 // Warns, on one rank of each host, where the time of day differs from that of rank 0's host.

@@ -347,8 +347,8 @@ TEST_F(MeetingTest, ARankThatFallsSilentIsNamedOnAllRanks) {
     const Status silent =
         meeting->Exchange("", Within(rank == 0 ? milliseconds(500) : seconds(60)), &all);
     ExpectText(silent, rank == 0 ? StatusCode::kTimedOut : StatusCode::kAborted,
-               "rank 2 did not answer rank 0: a process is stopped, or a host or its link is gone, "
-               "within start_timeout");
+               "rank 2 did not answer rank 0 within start_timeout: a process is stopped, or a host "
+               "or its link is gone");
     if (rank == 1) is_over.set_value();
   });
 }

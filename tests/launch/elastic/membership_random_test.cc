@@ -26,7 +26,7 @@ using core::TimePoint;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// What is done at a time, in the order of times.
+// An event is done at its time.
 struct Event {
   TimePoint at;
   int number = 0;
@@ -154,7 +154,7 @@ class World {
     const int inside = found->second.inside;
     const bool is_gone = gone_.contains(found->second.host);
     processes_.erase(found);
-    // What a host says of its workers' ends comes, unless it is gone: then its silence is noticed.
+    // A host tells of its workers' ends, unless it is gone: then its silence is noticed.
     At(is_gone ? Duration(seconds(1)) : Late(), [this, id, how, is_gone] {
       membership_.NoteEnd(id, is_gone ? WorkerEnd::kLost : how, "it", now_);
     });
