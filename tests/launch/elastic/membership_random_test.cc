@@ -162,7 +162,7 @@ class World {
     for (const auto& [other, process] : processes_) Suspect(other, id);
   }
 
-  void LoseHost(const std::string& host) {
+  void LoseHost(std::string host) {  // the worker that names it dies here
     gone_.insert(host);
     std::vector<WorkerId> there;
     for (const auto& [id, process] : processes_) {
