@@ -23,6 +23,7 @@
 #include "launch/checks/check_build.h"
 #include "launch/checks/check_hosts.h"
 #include "launch/checks/host_report.h"
+#include "launch/elastic/elastic_job.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job.h"
 #include "launch/job/own_launcher.h"
@@ -145,6 +146,24 @@ bool CheckProgram(const PlanInput& input, const Plan& plan) {
   return false;
 }
 
+int RunElastic(PlanInput input) {
+  const LaunchOptions asked = input.options;
+  Plan plan;
+  core::Status status = PrepareElastic(&input.options);
+  if (status.ok()) status = MakePlan(input, &plan);
+  ElasticLimits limits;
+  if (status.ok()) {
+    status = LimitsOf(asked, SlotsOf(plan.placement.hosts), input.start_timeout, &limits);
+  }
+  if (!status.ok()) return Complain(status);
+  if (input.options.dry_run) return Print(PlanText(plan));
+  if (input.options.verbose) std::fputs(PlanText(plan).c_str(), stderr);
+  if (!CheckProgram(input, plan)) return kNoProgram;
+  const int unfit = asked.host_discovery_script.empty() ? CheckHostsOf(input, plan) : 0;
+  if (unfit != 0) return unfit;
+  return RunElasticJob(plan, asked, input.machine, input.environment, limits);
+}
+
 // Carries the plan out, as often as it takes and is allowed.
 int RunAll(PlanInput input) {
   for (int code = kWrongUse;; ++input.restarts) {
@@ -241,6 +260,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
   for (const std::string& note : input.options.notes) {
     std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
   }
+  if (input.options.elastic) return RunElastic(std::move(input));
   if (!input.options.dry_run) return RunAll(std::move(input));
   Plan plan;
   status = MakePlan(input, &plan);

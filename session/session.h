@@ -74,6 +74,10 @@ class Session {
   // The same over TCP: errors of tcp::FindPlace and tcp::Meeting.
   static core::Status CreateTcp(const StartOptions& options, std::shared_ptr<Session>* session);
 
+  // The same in an elastic job, over TCP: waits for a place in a generation, and where that fails for one
+  // that others have caused, for the next. Errors: those of ElasticWorker::Ask, and of CreateTcp.
+  static core::Status CreateElastic(const StartOptions& options, std::shared_ptr<Session>* session);
+
   // The families of MPIs that there are modules for.
   static std::vector<std::string> MpiModules();
 

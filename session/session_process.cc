@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/config/mpi_families.h"
+#include "session/elastic/elastic_worker.h"
 #include "session/session.h"
 #include "tcp/place.h"
 
@@ -28,6 +29,7 @@ core::MediumChoice ChooseMedium(const StartOptions& options) {
 
 core::Status Session::CreateOfProcess(const StartOptions& options,
                                       std::shared_ptr<Session>* session) {
+  if (ElasticWorker::IsOne(options.environment)) return CreateElastic(options, session);
   if (ChooseMedium(options) == core::MediumChoice::kMpi) return CreateMpi(options, session);
   return CreateTcp(options, session);
 }

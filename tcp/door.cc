@@ -25,6 +25,8 @@ using Error = boost::system::error_code;
 
 namespace {
 
+constexpr auto kAskWhetherOver = std::chrono::milliseconds(20);
+
 constexpr auto kAcceptAgain = std::chrono::milliseconds(50);
 // Connections that have not proven themselves yet, beside those of ranks.
 constexpr std::size_t kMostStrangers = 64;
@@ -74,7 +76,14 @@ void Tasks::Spawn(asio::awaitable<void> task) {
 }
 
 void Tasks::Drive(TimePoint deadline, const std::function<bool()>& done) {
-  while (failure_.ok() && !done() && Clock::now() < deadline) io_.run_one_until(deadline);
+  while (failure_.ok() && !done() && Clock::now() < deadline) {
+    if (!why_over_) {
+      io_.run_one_until(deadline);
+      continue;
+    }
+    if (std::string why = why_over_(); !why.empty()) Fail({core::StatusCode::kAborted, std::move(why)});
+    io_.run_one_until(std::min<TimePoint>(deadline, Clock::now() + kAskWhetherOver));
+  }
 }
 
 asio::awaitable<void> Sleep(core::Duration time) {

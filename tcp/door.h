@@ -20,6 +20,8 @@ namespace sirtaki::tcp {
 // Coroutines that one thread runs while it waits for them, and the failure that ends them all.
 class Tasks {
  public:
+  // `why_over`: asked while they run; what is not empty is their failure, as kAborted. May be empty itself.
+  explicit Tasks(std::function<std::string()> why_over = {}) : why_over_(std::move(why_over)) {}
   void Spawn(asio::awaitable<void> task);
   // Runs them until `done`, a failure or the deadline, which is no failure yet.
   void Drive(core::TimePoint deadline, const std::function<bool()>& done);
@@ -31,6 +33,7 @@ class Tasks {
   asio::io_context& io() { return io_; }
 
  private:
+  const std::function<std::string()> why_over_;
   core::Status failure_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};

@@ -72,8 +72,10 @@ Status AllowFiles(std::size_t connections) {
 }  // namespace
 
 struct Meeting::Impl {
-  explicit Impl(Place where)
+  Impl(Place where, MeetingTerms given)
       : place(std::move(where)),
+        terms(std::move(given)),
+        tasks(terms.why_over),
         door(tasks, place.rank, kCallsOfARank * static_cast<std::size_t>(place.size)) {
     peers.resize(static_cast<std::size_t>(place.rank == 0 ? place.size : 1));
   }
@@ -118,6 +120,10 @@ struct Meeting::Impl {
           "rank 0 cannot listen at port " + std::to_string(place.port) +
               " for the other ranks: " + listens.message() +
               "; SIRTAKI_PORT, the same on all ranks, chooses another (else it is MASTER_PORT)"};
+    }
+    if (place.port == 0) {
+      place.port = door.port();
+      terms.listens(place.port);
     }
     door.Receive({place.secret, deadline, [this](const Caller& caller) { return Judge(caller); },
                   [this](const Caller& caller, Socket socket) {
@@ -341,6 +347,7 @@ struct Meeting::Impl {
   }
 
   Place place;
+  const MeetingTerms terms;
   std::vector<std::string> hosts;
   std::string last;  // why rank 0 was not reached yet
   Tasks tasks;
@@ -354,8 +361,9 @@ struct Meeting::Impl {
 Meeting::Meeting(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Meeting::~Meeting() = default;
 
-Status Meeting::Begin(const Place& place, TimePoint deadline, std::unique_ptr<Meeting>* meeting) {
-  auto impl = std::make_unique<Impl>(place);
+Status Meeting::Begin(const Place& place, TimePoint deadline, std::unique_ptr<Meeting>* meeting,
+                      MeetingTerms terms) {
+  auto impl = std::make_unique<Impl>(place, std::move(terms));
   Status status = AllowFiles(kCallsOfARank * static_cast<std::size_t>(place.size));
   if (!status.ok()) return status;
   if (place.size > 1) status = place.rank == 0 ? impl->Host(deadline) : impl->Visit(deadline);

@@ -2,6 +2,7 @@
 // agreed on at the start: where each of them listens, and what sessions exchange.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,14 @@
 
 namespace sirtaki::tcp {
 
+// What a meeting may be told besides.
+struct MeetingTerms {
+  // Rank 0 listens there; called if its place has port 0, which is any.
+  std::function<void(int port)> listens;
+  // Asked again and again; what is not empty ends the meeting as kAborted, with that as its text.
+  std::function<std::string()> why_over;
+};
+
 // Not thread-safe: it belongs to the thread that starts the session.
 class Meeting {
  public:
@@ -22,8 +31,9 @@ class Meeting {
   //              reach it
   //   kMismatch  two processes say that they are the same rank, or that the job has another size
   //   kProtocol  what listens there is not rank 0 of this job
+  //   kAborted   its terms ended it; so may later calls
   static core::Status Begin(const Place& place, core::TimePoint deadline,
-                            std::unique_ptr<Meeting>* meeting);
+                            std::unique_ptr<Meeting>* meeting, MeetingTerms terms = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;

@@ -62,6 +62,8 @@ Status FindPort(const EnvironmentView& variables, int* port) {
   return Status::Ok();
 }
 
+}  // namespace
+
 Status FindSecret(const EnvironmentView& variables, std::string* secret) {
   std::string from = "SIRTAKI_SECRET";
   if (const auto value = variables.Find(from)) {
@@ -85,8 +87,6 @@ Status FindSecret(const EnvironmentView& variables, std::string* secret) {
                " characters, and needs at least " + std::to_string(kShortestSecret) +
                ": openssl rand -hex 32 makes one");
 }
-
-}  // namespace
 
 bool IsToldPlace(const EnvironmentView& variables) {
   const auto size = variables.Find("WORLD_SIZE");

@@ -30,5 +30,7 @@ bool IsToldPlace(const core::EnvironmentView& variables);
 //   TORCHELASTIC_USE_AGENT_STORE=True says, it is the port behind that
 //   SIRTAKI_SECRET, else the text in the file SIRTAKI_SECRET_FILE
 core::Status FindPlace(const core::EnvironmentView& variables, Place* place);
+// The secret alone, by the last line.
+core::Status FindSecret(const core::EnvironmentView& variables, std::string* secret);
 
 }  // namespace sirtaki::tcp

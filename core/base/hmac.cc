@@ -88,6 +88,14 @@ Hash HmacSha256(std::string_view key, std::string_view message) {
   return Sha256(outer.append(TextOf(hash)));
 }
 
+std::string HexText(const Hash& hash) {
+  std::string text;
+  for (const std::uint8_t byte : hash) {
+    for (const int shift : {4, 0}) text += "0123456789abcdef"[(byte >> shift) & 0xF];
+  }
+  return text;
+}
+
 std::string RandomBytes(std::size_t count) {
   std::string bytes(count, '\0');
   const ssize_t got = getrandom(bytes.data(), count, 0);

@@ -18,6 +18,8 @@ using Hash = std::array<std::uint8_t, kHashBytes>;
 Hash Sha256(std::string_view message);                            // FIPS 180-4
 Hash HmacSha256(std::string_view key, std::string_view message);  // RFC 2104
 
+std::string HexText(const Hash& hash);  // 64 digits
+
 // Fresh random bytes; empty if the system has none to give.
 std::string RandomBytes(std::size_t count);
 

@@ -71,13 +71,25 @@ int ListenForStart(std::string* name) {
   return fd;
 }
 
+bool SendNotice(int fd, std::string_view to, StartNotice notice, std::string_view text) {
+  sockaddr_un address{};
+  const socklen_t length = AddressOf(to, &address);
+  std::string datagram(1, static_cast<char>(notice));
+  datagram += text.substr(0, kMaxNoticeText);
+  return sendto(fd, datagram.data(), datagram.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
+                reinterpret_cast<const sockaddr*>(&address), length) >= 0;
+}
+
 std::vector<HeardNotice> HearStart(int fd, int most) {
   std::vector<HeardNotice> heard;
   for (int i = 0; i < most; ++i) {
     std::array<char, 1 + kMaxNoticeText> bytes;
     alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(ucred))> control;
     iovec part{bytes.data(), bytes.size()};
+    sockaddr_un sender{};
     msghdr message{};
+    message.msg_name = &sender;
+    message.msg_namelen = sizeof(sender);
     message.msg_iov = &part;
     message.msg_iovlen = 1;
     message.msg_control = control.data();
@@ -85,8 +97,11 @@ std::vector<HeardNotice> HearStart(int fd, int most) {
     const ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0) break;
     if (got == 0 || !IsOfThisUser(message)) continue;
+    constexpr std::size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
+    const std::size_t length = message.msg_namelen;
     heard.push_back({static_cast<StartNotice>(bytes.front()),
-                     std::string(bytes.data() + 1, static_cast<std::size_t>(got) - 1)});
+                     std::string(bytes.data() + 1, static_cast<std::size_t>(got) - 1),
+                     length > kNameAt ? std::string(sender.sun_path + 1, length - kNameAt) : ""});
   }
   return heard;
 }

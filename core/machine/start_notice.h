@@ -5,6 +5,8 @@
 // Each notice is a datagram, a byte and a text, to a local socket with an abstract name, which
 // stands in a variable. Whoever does not hear it misses only the deadline and the cause. Every user
 // of the host may send there, so what others' processes say is passed over.
+//
+// In an elastic job both talk to each other in this way: see core/machine/elastic_notice.h.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +26,7 @@ enum class StartNotice : std::uint8_t {
   kIsThrough = 't',
   kFault = 'f',  // with its text: the group has failed
   kAgain = 'a',  // a session has begun: an earlier fault is over
+  kElastic = 'e',  // an ElasticNotice
 };
 // How the text of the group's fault goes on after "aborted: " where a rank's program has exited.
 inline constexpr std::string_view kProgramExited = "the program exited";
@@ -39,9 +42,14 @@ int ListenForStart(std::string* name);
 struct HeardNotice {
   StartNotice notice;
   std::string text;
+  std::string from;  // the name of the sender's socket; empty: it has none
 };
 // The notices that wait at ListenForStart()'s `fd`, of this user's processes alone. Takes at most
 // `most` datagrams, so that a flood of them cannot keep the caller.
 std::vector<HeardNotice> HearStart(int fd, int most);
+
+// Sends a notice from ListenForStart()'s `fd` to the socket of that name, and does not block. False: it
+// could not be sent, with errno: EAGAIN where there is no room for it now.
+bool SendNotice(int fd, std::string_view to, StartNotice notice, std::string_view text);
 
 }  // namespace sirtaki::core

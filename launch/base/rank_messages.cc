@@ -75,6 +75,7 @@ struct Fields {
   void operator()(ProofMessage& proof) const { Text("proof", proof.proof); }
   void operator()(WelcomeMessage& /*welcome*/) const {}
   void operator()(SignalMessage& signal) const { Number("signal", signal.signal, kMaxSignal); }
+  void operator()(ElasticMessage& elastic) const { Text("notice", elastic.notice); }
 };
 
 // An empty message of the kind, which is the place of its type in RankMessage.

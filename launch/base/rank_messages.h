@@ -14,6 +14,7 @@
 //            | 10 proof                                of the rank
 //            | 11                                      welcome: it knows the key
 //            | 12 signal                               for the rank's program
+//            | 13 notice                               of an elastic job, for the program or of it
 #pragma once
 
 #include <array>
@@ -109,9 +110,15 @@ struct SignalMessage {
   bool operator==(const SignalMessage&) const = default;
 };
 
+struct ElasticMessage {
+  std::string notice;  // core/machine/elastic_notice.h
+  bool operator==(const ElasticMessage&) const = default;
+};
+
 using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
                                  WrittenMessage, InitMessage, FaultMessage, ChallengeMessage,
-                                 AnswerMessage, ProofMessage, WelcomeMessage, SignalMessage>;
+                                 AnswerMessage, ProofMessage, WelcomeMessage, SignalMessage,
+                                 ElasticMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

@@ -300,6 +300,10 @@ std::vector<WorkerId> Membership::Candidates() const {
     if (IsSurvivor(worker)) (is_listed ? survivors : unlisted).push_back(id);
     if (!IsSurvivor(worker) && is_listed) others.push_back(id);
   }
+  // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
+  // its group before it had taken the state.
+  std::ranges::stable_sort(survivors, {}, [&](WorkerId id) { return workers_.at(id).first_begun; });
+  std::ranges::stable_sort(unlisted, {}, [&](WorkerId id) { return workers_.at(id).first_begun; });
   const auto listed = static_cast<int>(survivors.size() + others.size());
   const bool are_needed = survivors.empty() || listed < limits_.min_ranks;
   std::vector<WorkerId> chosen = std::move(survivors);

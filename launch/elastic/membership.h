@@ -47,7 +47,7 @@ struct ElasticLimits {
   // How long a generation may take until all its members have joined; longer than start_timeout.
   core::Duration join_timeout = std::chrono::seconds(60);
   // A worker whose host has lost it has ended itself after this time.
-  core::Duration orphan_time = std::chrono::seconds(10);
+  core::Duration orphan_time = std::chrono::seconds(20);
   // How long nothing is started on a host where workers have failed: the least for the first time,
   // twice as long for each one that follows it soon, at most the most. What fails before that is over
   // belongs to the same time.

@@ -5,10 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "launch/base/shell_text.h"
+#include "launch/plan/routes.h"
+
 namespace sirtaki::launch {
 
 using core::Clock;
 using core::Status;
+using core::StatusCode;
 using core::TimePoint;
 
 namespace {
@@ -28,6 +32,28 @@ Status Connections::Open(bool local, std::string key, int* port) {
   key_ = std::move(key);
   const auto take = [this](std::optional<Link> link) { link ? Add(*std::move(link)) : MakeRoom(); };
   return loop_->Listen(local, take, port);
+}
+
+Status Connections::OpenFor(const Plan& plan, bool alone,
+                            std::vector<std::pair<std::string, std::string>>* variables) {
+  int port = 0;
+  const std::string key = RandomKey();
+  if (key.empty()) return {StatusCode::kBackend, "the system gives no random numbers"};
+  Status status = Open(alone, key, &port);
+  if (!status.ok()) return status;
+  std::vector<std::string> addresses = {"127.0.0.1"};
+  if (!alone) addresses = OwnAddresses(plan.interfaces);
+  if (addresses.empty()) {
+    return {StatusCode::kInvalidArgument,
+            plan.interfaces.empty()
+                ? "this machine has no network interface that other hosts could reach"
+                : "--network-interfaces: this machine has no address on " +
+                      Joined(plan.interfaces, ",")};
+  }
+  for (std::string& address : addresses) address += ":" + std::to_string(port);
+  variables->emplace_back(kAddressVariable, Joined(addresses, ","));
+  variables->emplace_back(kKeyVariable, key);
+  return Status::Ok();
 }
 
 void Connections::MakeRoom() {

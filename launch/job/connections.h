@@ -14,6 +14,7 @@
 #include "launch/base/greeting.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
+#include "launch/plan/plan.h"
 
 namespace sirtaki::launch {
 
@@ -40,6 +41,10 @@ class Connections {
   // Listens, on the loopback alone if `local`, for those that know the key. Where there are too
   // many, or there is no room, the oldest of those that have proven nothing is closed.
   core::Status Open(bool local, std::string key, int* port);
+  // Opens for the ranks of the plan, and adds the variables that tell them where and with which key.
+  // `alone`: all of them are on this machine. Errors: kInvalidArgument where other hosts cannot reach it.
+  core::Status OpenFor(const Plan& plan, bool alone,
+                       std::vector<std::pair<std::string, std::string>>* variables);
   // Closes those that have not said in time which rank they are, and forgets what is closed.
   void CheckTimes(core::TimePoint now);
   // The next time that changes something; max: none.

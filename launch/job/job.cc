@@ -141,23 +141,8 @@ class Job {
 
   // Listens, and tells the ranks where.
   Status Announce(Command* command) {
-    int port = 0;
-    const std::string key = RandomKey();
-    if (key.empty()) return {core::StatusCode::kBackend, "the system gives no random numbers"};
-    Status status = connections_.Open(plan_.placement.local, key, &port);
+    const Status status = connections_.OpenFor(plan_, plan_.placement.local, &command->set);
     if (!status.ok()) return status;
-    std::vector<std::string> addresses = {"127.0.0.1"};
-    if (!plan_.placement.local) addresses = OwnAddresses(plan_.interfaces);
-    if (addresses.empty()) {
-      return {core::StatusCode::kInvalidArgument,
-              plan_.interfaces.empty()
-                  ? "this machine has no network interface that other hosts could reach"
-                  : "--network-interfaces: this machine has no address on " +
-                        Joined(plan_.interfaces, ",")};
-    }
-    for (std::string& address : addresses) address += ":" + std::to_string(port);
-    command->set.emplace_back(kAddressVariable, Joined(addresses, ","));
-    command->set.emplace_back(kKeyVariable, key);
     if (std::string folder = CurrentFolder(); !folder.empty() && !options_.ChoosesFolder()) {
       command->set.emplace_back(kFolderVariable, std::move(folder));
     }

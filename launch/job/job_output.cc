@@ -76,23 +76,28 @@ Status JobOutput::Open(const LaunchOptions& options, int ranks, bool again,
     colors_ = {isatty(STDOUT_FILENO) == 1, isatty(STDERR_FILENO) == 1};
   }
   one_place_ = IsOnePlace(STDOUT_FILENO, STDERR_FILENO);
-  of_.resize(At(ranks));
-  files_ = !options.output_folder.empty();
-  if (!files_) return Status::Ok();
-  for (int rank = 0; rank < ranks; ++rank) {
-    const std::string folder = options.output_folder + "/rank." + std::to_string(rank);
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    if (error) {
-      return {StatusCode::kBackend,
-              "--output-filename: " + core::Quoted(folder) + " cannot be made: " + error.message()};
-    }
-    for (const Stream stream : kStreams) {
-      Status status = OpenFile(folder, stream, again, &of_[At(rank)].files[Index(stream)]);
-      if (!status.ok()) return status;
-    }
+  folder_ = options.output_folder;
+  again_ = again;
+  Status status;
+  for (int rank = 0; rank < ranks && status.ok(); ++rank) status = AddRank();
+  return status;
+}
+
+Status JobOutput::AddRank() {
+  OfRank& added = of_.emplace_back();
+  if (folder_.empty()) return Status::Ok();
+  const std::string folder = folder_ + "/rank." + std::to_string(of_.size() - 1);
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    return {StatusCode::kBackend,
+            "--output-filename: " + core::Quoted(folder) + " cannot be made: " + error.message()};
   }
-  return Status::Ok();
+  Status status;
+  for (const Stream stream : kStreams) {
+    if (status.ok()) status = OpenFile(folder, stream, again_, &added.files[Index(stream)]);
+  }
+  return status;
 }
 
 Status JobOutput::OpenFile(const std::string& folder, Stream stream, bool again, Descriptor* out) {
@@ -115,7 +120,7 @@ std::string JobOutput::Prefix(int rank, Stream stream) const {
 void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
   OfRank& of = of_[At(rank)];
   if (stream == Stream::kError) of.errors.Append(bytes);
-  if (files_) {
+  if (!folder_.empty()) {
     WriteFile(of.files[Index(stream)].get(), bytes);
     written_.emplace_back(rank, bytes.size());
     return;

@@ -28,6 +28,9 @@ class JobOutput {
   core::Status Open(const LaunchOptions& options, int ranks, bool again,
                     const core::EnvironmentView& env);
 
+  // One rank more, which gets the next number. Errors as Open's.
+  core::Status AddRank();
+
   void Append(int rank, Stream stream, std::string_view bytes);
   void Finish(int rank);  // it prints nothing more
   // Appends what the launcher prints, line by line; at its end the rest of it.
@@ -77,7 +80,8 @@ class JobOutput {
   void Lose(Stream stream, const std::string& why);
 
   bool timestamps_ = false;
-  bool files_ = false;
+  std::string folder_;  // of the files; empty: there are none
+  bool again_ = false;
   bool file_failed_ = false;
   bool failed_ = false;
   std::array<bool, 2> lost_{};

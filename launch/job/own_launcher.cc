@@ -210,6 +210,8 @@ class OwnLauncher {
       const std::string& value = words[at + 1];
       if (flag == "-H") {
         status = ParseHosts(value, flag, &hosts_);
+      } else if (flag == kFirstFlag) {
+        first_ = NumberFrom<int>(value, 0, kMaxRanks).value_or(0);
       } else if (flag == "--here") {
         for (const std::string_view name : Split(value, ',')) here_.emplace_back(name);
       } else if (flag == "--ssh-timeout") {
@@ -228,6 +230,7 @@ class OwnLauncher {
       status = Status(StatusCode::kInvalidArgument,
                       std::string(kLauncherFlag) + " needs -H and a program");
     }
+    size_ = first_;
     for (const Host& host : hosts_) {
       size_ += host.slots;
       if (IsHere(host)) local_size_ += host.slots;
@@ -246,7 +249,7 @@ class OwnLauncher {
     const Descriptor input = isatty(STDIN_FILENO) != 0 && IsHere(hosts_.front())
                                  ? InputAfter("")
                                  : Descriptor(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0));
-    int first = 0;
+    int first = first_;
     int local_rank = 0;
     for (const Host& host : hosts_) {
       for (int i = 0; IsHere(host) && i < host.slots && status.ok(); ++i) {
@@ -262,7 +265,7 @@ class OwnLauncher {
 
   Status StartElsewhere() {
     const std::string order = Encode(order_, FactsOfBuild().version);
-    int first = 0;
+    int first = first_;
     for (const Host& host : hosts_) {
       if (!IsHere(host)) {
         const Descriptor input = first == 0 ? InputAfter(order) : FileOf(order);
@@ -321,6 +324,7 @@ class OwnLauncher {
   LaunchOptions options_;  // those for ssh
   std::string timeout_;
   StartOrder order_;
+  int first_ = 0;  // rank
   int size_ = 0;
   int local_size_ = 0;
   Starter starter_;

@@ -17,6 +17,8 @@
 
 namespace sirtaki::launch {
 
+// The number of the first rank that is started; default: 0.
+inline constexpr std::string_view kFirstFlag = "--first";
 inline constexpr std::string_view kDaemonFlag = "--as-daemon";
 
 // The exit code of a launcher whose last line on standard error says why it has failed.

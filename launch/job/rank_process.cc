@@ -3,10 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "core/base/text.h"
 #include "core/base/types.h"
 #include "core/machine/cgroup.h"
+#include "core/machine/elastic_notice.h"
 #include "core/machine/start_notice.h"
 #include "launch/base/child.h"
 #include "launch/base/descriptor.h"
@@ -41,6 +43,7 @@ constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signa
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
 constexpr auto kFarewell = std::chrono::seconds(5);  // to hand over the last words
+constexpr auto kTellAgain = std::chrono::milliseconds(50);  // a program that had no room for it
 constexpr int kNoticesATurn = 16;
 constexpr int kLastNotices = 1000;  // more than a queue of them has room for
 
@@ -65,7 +68,8 @@ class RankProcess {
       for (const Stream stream : kStreams) {
         if (HasRoom()) child_.Ask(stream);
       }
-      loop_.Run(until_);
+      TellProgram();
+      loop_.Run(to_tell_.empty() ? until_ : std::min<TimePoint>(until_, Clock::now() + kTellAgain));
     }
     const bool badly = stopped_ || ExitCode() != 0;
     if (badly) RemoveLeftovers();
@@ -114,6 +118,10 @@ class RankProcess {
     if (!end) return;
     TakeNotices(kLastNotices);  // what it had to say
     end_ = end;
+    // The others of the job wait for its end, and what it has started may hold its output open.
+    if (IsElastic() && OwnsGroup() && (end->kind != EndKind::kExited || end->value != 0)) {
+      KillOthersOfGroup();
+    }
     // SIGKILL was somebody else's: the launcher's would have ended this process too.
     const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
     end_->told = told_ && !by_others;
@@ -122,9 +130,12 @@ class RankProcess {
 
   void TakeNotices(int most) {
     if (!notices_.is_open()) return;
-    for (auto& [notice, text] : core::HearStart(notices_.fd(), most)) {
+    for (auto& [notice, text, from] : core::HearStart(notices_.fd(), most)) {
       const bool is_through = notice == core::StartNotice::kIsThrough;
-      if (is_through || notice == core::StartNotice::kBegins) {
+      if (notice == core::StartNotice::kElastic) {
+        program_hears_at_ = std::move(from);
+        Send(ElasticMessage{std::move(text)});
+      } else if (is_through || notice == core::StartNotice::kBegins) {
         Send(InitMessage{is_through});
       } else {
         Send(FaultMessage{notice == core::StartNotice::kFault ? std::move(text) : ""});
@@ -145,8 +156,12 @@ class RankProcess {
       WaitForReader();
       unwritten_ -= std::min(unwritten_, written->bytes);
     }
+    if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
+      to_tell_.push_back(elastic->notice);
+    }
     if (const auto* signal = std::get_if<SignalMessage>(&message)) {
-      // What ends a program is not passed on so.
+      if (signal->signal == SIGKILL) Kill();
+      // What else ends a program is not passed on so.
       const bool is_users = signal->signal == SIGUSR1 || signal->signal == SIGUSR2;
       if (is_users && child_.running()) SignalAll(signal->signal);
     }
@@ -154,13 +169,26 @@ class RankProcess {
     return true;
   }
 
+  // A program that is stopped has no room for more than a few.
+  void TellProgram() {
+    while (!to_tell_.empty() && child_.running() && !program_hears_at_.empty()) {
+      const bool told = core::SendNotice(notices_.fd(), program_hears_at_,
+                                         core::StartNotice::kElastic, to_tell_.front());
+      if (!told && errno == EAGAIN) return;
+      to_tell_.pop_front();
+    }
+    to_tell_.clear();  // there is nobody to hear it
+  }
+
   void Start(const GoMessage& go) {
     if (started_) return;
     started_ = true;
     Command command{program_,
-                    TorchrunVariables(place_, go.master_address, go.master_port, env_),
+                    {},
                     {std::string(kAddressVariable), std::string(kKeyVariable),
-                     std::string(kNetworkVariable), std::string(kFolderVariable)}};
+                     std::string(kNetworkVariable), std::string(kFolderVariable),
+                     std::string(kElasticJobVariable)}};
+    AddPlace(go, &command);
     command.unset.insert(command.unset.end(), kPlaceVariables.begin(), kPlaceVariables.end());
     AddMedium(&command);
     AddInterfaces(&command);
@@ -176,18 +204,27 @@ class RankProcess {
     Finish({EndKind::kNotStarted, error, status.message(), false});
   }
 
+  bool IsElastic() const { return env_.Find(kElasticJobVariable).has_value(); }
+
+  // The places in an elastic job change, so its programs ask for theirs.
+  void AddPlace(const GoMessage& go, Command* command) const {
+    auto place = TorchrunVariables(place_, go.master_address, go.master_port, env_);
+    if (!IsElastic()) {
+      command->set = std::move(place);
+      return;
+    }
+    for (const auto& [name, value] : place) command->unset.push_back(name);
+    command->set.emplace_back(core::kElasticVariable, "1");
+  }
+
   // The secret shows who has this run's key, and does not tell it.
   void AddMedium(Command* command) const {
     const auto set = [&](std::string_view name, const std::string& value) {
       if (!env_.Find(name)) command->set.emplace_back(name, value);
     };
     if (IsStartedBySirtakirun(env_)) set(kMediumVariable, "tcp");
-    std::string secret;
-    for (const std::uint8_t byte :
-         core::HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")) {
-      for (const int shift : {4, 0}) secret += "0123456789abcdef"[(byte >> shift) & 0xF];
-    }
-    set(kSecretVariable, secret);
+    set(kSecretVariable,
+        core::HexText(core::HmacSha256(env_.Find(kKeyVariable).value_or(""), "medium")));
   }
 
   // Launchers go to the folder of sirtakirun, or home where there is none, without a word. Only
@@ -228,6 +265,15 @@ class RankProcess {
     SignalAll(SIGTERM);
     SignalAll(SIGCONT);  // what was stopped would not hear it
     until_ = Clock::now() + kKillRankAfter;
+  }
+
+  // At once, and with it what it has started.
+  void Kill() {
+    if (!child_.running()) return Stop();
+    stopped_ = true;
+    killed_ = true;
+    child_.Signal(SIGKILL);
+    if (OwnsGroup()) KillOthersOfGroup();
   }
 
   static bool OwnsGroup() { return getpgrp() == getpid(); }
@@ -308,7 +354,9 @@ class RankProcess {
   RankPlace place_;
   Loop loop_;
   Link link_;
-  Source notices_;  // that the program has started
+  Source notices_;  // of the program
+  std::string program_hears_at_;
+  std::deque<std::string> to_tell_;  // notices for it
   Child child_;
   std::size_t unwritten_ = 0;
   bool started_ = false;

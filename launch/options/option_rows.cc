@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstddef>
+#include <optional>
 #include <utility>
 
 #include "core/base/spelling.h"
@@ -17,6 +19,8 @@ using core::Quoted;
 using core::Status;
 
 namespace {
+
+constexpr int kMostSeconds = 1'000'000;
 
 OptionRow Number(std::string name, char letter, std::string value, std::string help, int min,
                  int max, int LaunchOptions::*member) {
@@ -146,7 +150,7 @@ OptionGroup StartOptions() {
            "wait-for-hosts", 0, "SECONDS",
            "How long hosts that ssh does not reach yet are asked again, as they may be starting. "
            "Default: 0; 600 in the launcher of Kubeflow's MPI Operator.",
-           0, 1'000'000, &O::wait_for_hosts),
+           0, kMostSeconds, &O::wait_for_hosts),
        Switch("disable-cache", 0, "Ask also the hosts that were found fit within the last hour.",
               &O::disable_cache),
        Number(
@@ -162,6 +166,63 @@ OptionGroup StartOptions() {
             R"(More flags, from a YAML file of lines "flag: value"; the command line wins.)",
             nullptr),
        Switch("dry-run", 0, "Print what would be started, and why; start nothing.", &O::dry_run)}};
+}
+
+Status SetCooldown(const Given& given, LaunchOptions* out) {
+  const std::size_t comma = given.value.find(',');
+  const auto least = NumberFrom<int>(given.value.substr(0, comma), 1, kMostSeconds);
+  const auto most = comma == std::string::npos
+                        ? std::nullopt
+                        : NumberFrom<int>(given.value.substr(comma + 1), 1, kMostSeconds);
+  if (!least || !most || *most < *least) {
+    return WrongFlag(given, Quoted(given.value) +
+                                " is not allowed; give the least and the most seconds, as in "
+                                "10,100");
+  }
+  out->cooldown_range = {*least, *most};
+  return Status::Ok();
+}
+
+// Any of the flags for elastic jobs makes the job one.
+OptionGroup ElasticOptions() {
+  using O = LaunchOptions;
+  OptionGroup group = {
+      "Elastic jobs, in which ranks and hosts come and go (docs/elastic.md)",
+      {Number("min-np", 0, "N",
+              "With how many ranks the job goes on; with fewer it waits for others. Default: 1.",
+              1, kMaxRanks, &O::min_np),
+       Number("max-np", 0, "N",
+              "How many ranks the job has at most. Default: np, or one for each slot of the hosts.", 1,
+              kMaxRanks, &O::max_np),
+       Text("host-discovery-script", 0, "FILE",
+            R"(A program that prints the hosts that there are now, in lines "host:slots" or "host".)",
+            &O::host_discovery_script),
+       Number("slots-per-host", 0, "N", "The slots of a host of the script without its own.", 1,
+              kMaxRanks, &O::slots_per_host),
+       Number("discovery-interval", 0, "S", "How often the script runs. Default: 1 second.", 1,
+              kMostSeconds, &O::discovery_interval),
+       {"blacklist-cooldown-range", 0, "LEAST,MOST",
+        "How many seconds nothing is started on a host where ranks have failed: at first the "
+        "least, then twice as long each time, up to the most. Default: 1,300.",
+        SetCooldown},
+       Number("reset-limit", 0, "N",
+              "How often the ranks may change. Default: any number of times.", 0, kMaxRanks,
+              &O::reset_limit),
+       Number("elastic-timeout", 0, "S",
+              "How long the job waits for as many ranks as it needs. Default: 600 seconds.", 1,
+              kMostSeconds, &O::elastic_timeout)}};
+  for (OptionRow& row : group.rows) {
+    row.apply = [apply = row.apply](const Given& given, O* out) {
+      out->elastic = true;
+      return apply(given, out);
+    };
+  }
+  group.rows.insert(group.rows.begin(),
+                    Switch("elastic", 0,
+                           "Go on with the others when ranks or hosts are lost, and take them in "
+                           "again when they come back. The ranks are started without an MPI.",
+                           &O::elastic));
+  return group;
 }
 
 OptionGroup OutputOptions() {
@@ -188,7 +249,7 @@ OptionGroup OutputOptions() {
 }
 
 std::vector<OptionGroup> MakeGroups() {
-  return {RankOptions(), StartOptions(), OutputOptions(), LibraryOptions(), HorovodOptions()};
+  return {RankOptions(), StartOptions(), ElasticOptions(), OutputOptions(), LibraryOptions(), HorovodOptions()};
 }
 
 // Other spellings, most of them Horovod's.
@@ -197,7 +258,10 @@ std::string_view Spelling(std::string_view name) {
     std::string_view other;
     std::string_view name;
   };
-  constexpr std::array<Alias, 8> kAliases = {{{"num-proc", "np"},
+  constexpr std::array<Alias, 11> kAliases = {{{"num-proc", "np"},
+                                              {"min-num-proc", "min-np"},
+                                              {"max-num-proc", "max-np"},
+                                              {"slots", "slots-per-host"},
                                               {"host", "hosts"},
                                               {"network-interface", "network-interfaces"},
                                               {"nics", "network-interfaces"},

@@ -48,7 +48,6 @@ OptionGroup HorovodOptions() {
   const std::string one_thread = "one thread at a time calls MPI in any case";
   const std::string no_cycle = "nothing is polled in cycles here";
   const std::string own_tuner = "the autotuner here has no such setting";
-  const std::string no_elastic = "the number of ranks cannot change during a run";
   OptionGroup group = {
       "Horovod's names for these options",
       {Ignored("mpi-threads-disable", "", one_thread),
@@ -69,13 +68,7 @@ OptionGroup HorovodOptions() {
        Ignored("timeline-mark-cycles", "", no_cycle),
        Ignored("no-timeline-mark-cycles", "", no_cycle),
        Refused("jsrun", "", "jsrun is not known; --launcher takes openmpi, mpich, srun or a path"),
-       Refused("tcp", "", "choose MPI's transports by --mpi-args"),
-       Refused("min-np", "N", no_elastic),
-       Refused("max-np", "N", no_elastic),
-       Refused("host-discovery-script", "FILE", no_elastic),
-       Refused("slots-per-host", "N", no_elastic),
-       Refused("elastic-timeout", "S", no_elastic),
-       Refused("reset-limit", "N", no_elastic)}};
+       Refused("tcp", "", "choose MPI's transports by --mpi-args")}};
   for (const core::HorovodAlias& alias : core::HorovodAliases()) {
     if (!alias.flag.empty()) group.rows.push_back(RowOf(alias));
   }

@@ -103,6 +103,12 @@ class FlagReader {
       taken.value = *value;
     } else if (at_ < args_.size()) {
       taken.value = args_[at_++];
+      // Horovod's takes two words.
+      const bool may_take_two = row.name == "blacklist-cooldown-range" && at_ < args_.size();
+      if (may_take_two && NumberFrom<int>(taken.value, 0, INT_MAX) &&
+          NumberFrom<int>(args_[at_], 0, INT_MAX)) {
+        taken.value += "," + args_[at_++];
+      }
     } else {
       return WrongFlag(taken, "needs a value: " + row.value);
     }
@@ -161,6 +167,38 @@ Status RefuseTwice(const std::vector<Given>& from_flags) {
   return Status::Ok();
 }
 
+// The ranks of an MPI are as many to its end as at its start.
+Status CheckElastic(LaunchOptions* options) {
+  const auto refuse = [](const std::string& flag, const std::string& why) {
+    return Status(StatusCode::kInvalidArgument, flag + " cannot be given for an elastic job: " + why);
+  };
+  const bool is_mpis = options->mpi || (options->launcher != "auto" && options->launcher != "sirtakirun");
+  if (is_mpis) {
+    return refuse(options->Called(options->mpi ? "mpi" : "launcher"),
+                  "sirtakirun starts its ranks itself, since MPI cannot go on without one of them");
+  }
+  if (options->max_restarts > 0) {
+    return refuse(options->Called("max-restarts"), "it goes on with the ranks that are left");
+  }
+  if (options->oversubscribe) {
+    return refuse(options->Called("oversubscribe"), "give the hosts as many slots as ranks");
+  }
+  const std::string script = options->Called("host-discovery-script");
+  if (!options->host_discovery_script.empty() &&
+      (!options->hosts.empty() || !options->hostfile.empty())) {
+    return refuse(options->Called(options->hosts.empty() ? "hostfile" : "hosts") + " beside " + script,
+                  "the script names the hosts");
+  }
+  const int most = options->max_np > 0 ? options->max_np : options->np;
+  if (most > 0 && (options->min_np > most || options->np > most)) {
+    return refuse(options->Called(options->min_np > most ? "min-np" : "np") + " " +
+                      std::to_string(std::max(options->min_np, options->np)),
+                  "the job has at most " + std::to_string(most) + " ranks");
+  }
+  options->launcher = "sirtakirun";
+  return Status::Ok();
+}
+
 // Refuses what cannot stand together, once all is known. `*options` has one launcher then.
 Status Check(LaunchOptions* given) {
   const LaunchOptions& options = *given;
@@ -182,6 +220,7 @@ Status Check(LaunchOptions* given) {
     return both(options.Called(options.mpi ? "mpi" : "no-mpi"),
                 options.Called("launcher") + " " + options.launcher);
   }
+  if (options.elastic) return CheckElastic(given);
   if (options.no_mpi) given->launcher = own;
   if (options.mpi && is_auto) given->launcher = "mpi";
   return Status::Ok();

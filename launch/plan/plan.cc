@@ -45,6 +45,7 @@ void AddEnvironment(PlanWriter* writer) {
                         "-x; the value is not printed");
     }
   }
+  if (options.elastic) writer->Set(std::string(kElasticJobVariable), "1", "an elastic job");
   if (writer->input().restarts > 0) {
     writer->Set("TORCHELASTIC_RESTART_COUNT", std::to_string(writer->input().restarts),
                 "as torchrun sets it");

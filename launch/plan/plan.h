@@ -26,6 +26,8 @@ inline constexpr std::string_view kKeyVariable = "SIRTAKI_LAUNCH_KEY";
 inline constexpr std::string_view kNetworkVariable = "SIRTAKI_LAUNCH_NETWORK";
 // The folder that sirtakirun was started in.
 inline constexpr std::string_view kFolderVariable = "SIRTAKI_LAUNCH_FOLDER";
+// The job is elastic.
+inline constexpr std::string_view kElasticJobVariable = "SIRTAKI_LAUNCH_ELASTIC";
 // What the ranks' programs are given unless they have it: over what they talk, and a secret that all
 // ranks of a run share and nobody else.
 inline constexpr std::string_view kMediumVariable = "SIRTAKI_MEDIUM";

@@ -1,6 +1,7 @@
 // Sessions over TCP: the composition of tcp/.
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -8,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/hmac.h"
 #include "core/base/log.h"
 #include "core/machine/cgroup.h"
 #include "session/base/medium.h"
 #include "session/base/wire_parts.h"
+#include "session/elastic/elastic_worker.h"
 #include "session/session.h"
 #include "tcp/meeting.h"
 #include "tcp/place.h"
@@ -115,25 +118,92 @@ class TcpMedium final : public Medium {
 
 }  // namespace
 
+namespace {
+
+Status CheckStart(const StartOptions& options) {
+  core::ConfigureLog({options.config.log_level, options.config.log_time, {}});
+  if (!options.communicator) return Status::Ok();
+  return {
+      StatusCode::kUnsupported,
+      "init() was given a communicator, but the option medium is tcp: without MPI there is none"};
+}
+
+// The ranks of the place meet, and learn who is on which host.
+Status MakeMedium(tcp::Place place, const StartOptions& options, tcp::MeetingTerms terms,
+                  std::unique_ptr<Medium>* medium) {
+  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
+  if (terms.listens) {
+    terms.listens = [&place, tell = std::move(terms.listens)](int port) {
+      place.port = port;
+      tell(port);
+    };
+  }
+  std::unique_ptr<tcp::Meeting> meeting;
+  Status status = tcp::Meeting::Begin(place, deadline, &meeting, std::move(terms));
+  if (!status.ok()) return status;
+  auto made = std::make_unique<TcpMedium>(place, std::move(meeting));
+  status = made->FindTopology(deadline);
+  if (!status.ok()) return status;
+  const Topology& topology = made->topology();
+  core::ConfigureLog({options.config.log_level,
+                      options.config.log_time,
+                      {topology.rank, topology.host}});
+  *medium = std::move(made);
+  return Status::Ok();
+}
+
+// A start that has failed for such a reason may go well with other ranks.
+bool MayPass(const Status& status) {
+  constexpr std::array kCodes = {StatusCode::kPeerLost, StatusCode::kTimedOut, StatusCode::kAborted,
+                                 StatusCode::kShutDown, StatusCode::kBackend};
+  return std::ranges::find(kCodes, status.code()) != kCodes.end();
+}
+
+// That many in a row for which nobody else is to blame, and the last one counts.
+constexpr int kMostFailedStarts = 3;
+
+}  // namespace
+
 Status Session::CreateTcp(const StartOptions& options, std::shared_ptr<Session>* session) {
   if (Status status = CheckFork(); !status.ok()) return status;
-  core::LogSettings log{options.config.log_level, options.config.log_time, {}};
-  core::ConfigureLog(log);
-  if (options.communicator) {
-    return {
-        StatusCode::kUnsupported,
-        "init() was given a communicator, but the option medium is tcp: without MPI there is none"};
-  }
+  if (Status status = CheckStart(options); !status.ok()) return status;
   tcp::Place place;
   if (Status status = tcp::FindPlace(options.environment, &place); !status.ok()) return status;
-  const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
-  std::unique_ptr<tcp::Meeting> meeting;
-  if (Status status = tcp::Meeting::Begin(place, deadline, &meeting); !status.ok()) return status;
-  auto medium = std::make_unique<TcpMedium>(place, std::move(meeting));
-  if (Status status = medium->FindTopology(deadline); !status.ok()) return status;
-  log.identity = {medium->topology().rank, medium->topology().host};
-  core::ConfigureLog(log);
+  std::unique_ptr<Medium> medium;
+  if (Status status = MakeMedium(place, options, {}, &medium); !status.ok()) return status;
   return Create(std::move(medium), options, /*is_process=*/true, session);
+}
+
+Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Session>* session) {
+  if (Status status = CheckFork(); !status.ok()) return status;
+  if (Status status = CheckStart(options); !status.ok()) return status;
+  ElasticWorker& worker = ElasticWorker::OfProcess();
+  std::string secret;
+  Status status = tcp::FindSecret(options.environment, &secret);
+  if (!status.ok()) return status;
+  for (int failed = 0;;) {
+    ElasticWorker::Place place;
+    status = worker.Ask(options.environment, &place);
+    if (!status.ok()) return status;
+    // Whoever is in another generation, or comes too late to one, is a stranger.
+    const std::string about = "generation:" + std::to_string(place.generation);
+    const tcp::Place at{place.rank, place.size, place.address, place.port,
+                        core::HexText(core::HmacSha256(secret, about))};
+    std::unique_ptr<Medium> medium;
+    status = MakeMedium(at, options,
+                        {[&worker](int port) { worker.TellListens(port); },
+                         [&worker] { return worker.WhyOver(); }},
+                        &medium);
+    if (status.ok()) status = Create(std::move(medium), options, /*is_process=*/true, session);
+    if (status.ok()) {
+      worker.Enter(*session);
+      return status;
+    }
+    if (!MayPass(status)) return status;
+    if (worker.WhyOver().empty() && ++failed == kMostFailedStarts) return status;
+    SIRTAKI_LOG(kInfo, about + " did not begin here: " + status.ToString());
+    worker.NoteFailedStart(status);
+  }
 }
 
 }  // namespace sirtaki::session

@@ -27,7 +27,7 @@ FLOORS = {
     "session": [["base"], ["inproc", "single"], [""], ["mpi", "tcp"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
                          ["checkpoint/tool"], [""]],
-    "launch": [["base"], ["hosts", "elastic"], ["options"], ["plan"], ["job", "checks", "reports"], [""]],
+    "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], ["elastic"], [""]],
 }
 OUTSIDE = {"tests", "examples", "benchmarks", "scripts"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -2,24 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
-
 namespace sirtaki::core {
 namespace {
 
-std::string Hexadecimal(const Hash& hash) {
-  std::string text;
-  for (const std::uint8_t byte : hash) {
-    std::array<char, 3> digits{};
-    std::snprintf(digits.data(), digits.size(), "%02x", byte);
-    text += digits.data();
-  }
-  return text;
-}
-
 // The examples of FIPS 180-4 (NIST's SHA256.pdf and its long message), and the lengths around a block.
 TEST(HmacTest, Sha256GivesTheStandardsExamples) {
-  const auto hash = [](const std::string& message) { return Hexadecimal(Sha256(message)); };
+  const auto hash = [](const std::string& message) { return HexText(Sha256(message)); };
   EXPECT_EQ(hash("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   EXPECT_EQ(hash("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
             "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
@@ -41,7 +29,7 @@ TEST(HmacTest, Sha256GivesTheStandardsExamples) {
 // RFC 4231, test cases 1 to 4, 6 and 7 (5 is about a shortened output).
 TEST(HmacTest, HmacGivesTheRfcsExamples) {
   const auto hmac = [](const std::string& key, const std::string& message) {
-    return Hexadecimal(HmacSha256(key, message));
+    return HexText(HmacSha256(key, message));
   };
   EXPECT_EQ(hmac(std::string(20, '\x0b'), "Hi There"),
             "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");

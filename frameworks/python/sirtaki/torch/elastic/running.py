@@ -7,6 +7,7 @@ import re
 from typing import Any, Callable, TypeVar
 
 import sirtaki.torch as hvd
+from sirtaki.torch._library import _C
 from sirtaki.torch.session import _init_again
 
 from .state import State
@@ -20,14 +21,14 @@ _MOST_FAILURES = 3
 # An error within backward() comes through autograd, which keeps its text alone: how core/base/status.cc begins those of a job.
 _OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend failure|protocol error|shut down): ")
 
-# What a rank's end is told with: with as many ranks as before the job cannot be joined again.
+# What a rank's end is told with: with as many ranks as before the job cannot be joined again, unless it is elastic.
 _PROCESS_ENDED = "the program exited"
 
 
 def _ends_the_job(error: RuntimeError) -> bool:
     """Whether no later call can succeed before the job was joined again, and then may. A mismatch is no such error: what
     the ranks call is wrong, and would be again."""
-    if _PROCESS_ENDED in str(error):
+    if _PROCESS_ENDED in str(error) and not _C.is_elastic:
         return False
     if isinstance(error, hvd.SirtakiError):
         return isinstance(error, hvd.HorovodInternalError) and not isinstance(error, hvd.MismatchError)
@@ -56,23 +57,29 @@ def run(func: Function) -> Function:
         failures = 0
         commits = state.commits
         skip_sync = False
+        must_reset = False
         while True:
             try:
+                if must_reset:
+                    reset()
+                    must_reset = False
+                    state.on_reset()
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
             except hvd.HostsUpdatedInterrupt as interrupt:
-                skip_sync = interrupt.skip_sync
+                # A rank that has come has nothing yet.
+                skip_sync = interrupt.skip_sync and not _C.is_elastic
             except RuntimeError as error:
                 if not _ends_the_job(error):
                     raise
                 failures = 1 if state.commits != commits else failures + 1
                 commits = state.commits
-                if failures >= _MOST_FAILURES:
+                # In an elastic job other ranks' ends are no failures of the program.
+                if failures >= _MOST_FAILURES and not _C.is_elastic:
                     raise
                 state.restore()
                 skip_sync = False
-            reset()
-            state.on_reset()
+            must_reset = True
 
     return wrapper  # type: ignore[return-value]

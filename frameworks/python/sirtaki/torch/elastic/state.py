@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 import torch
 
 import sirtaki.torch as hvd
+from sirtaki.torch._library import _C
 from sirtaki.torch._shards import check_steps, is_cut, steps_of
 
 from .sampler import ElasticSampler
@@ -42,17 +43,23 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: int, update_res: int = 0) -> None:
-        """Nobody calls it: the number of ranks is fixed."""
+        """Nobody calls it: check_host_updates() asks."""
 
     def commit(self) -> None:
         """Keeps what is reached now, for restore() to bring back. It costs a copy of everything, so do not call it for
-        every batch. Not collective."""
+        every batch. Calls check_host_updates(). Collective in an elastic job."""
         self.save()
         self._commits += 1
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt when hosts come or go: never in this version, whose ranks are fixed."""
+        """Raises HostsUpdatedInterrupt, on all ranks at once, where ranks are to come or to go. Collective in an
+        elastic job; in others it does nothing."""
+        if not _C.is_elastic:
+            return
+        change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8)
+        if hvd.broadcast(change, 0, name="sirtaki/elastic change").item():
+            raise hvd.HostsUpdatedInterrupt()
 
     def reset(self) -> None:
         """Does what has to be done when the job was joined again, before the callbacks."""

@@ -1,0 +1,48 @@
+// An elastic notice is what the program of an elastic job and its sirtakirun tell each other. The process
+// around the program passes it on as it is: start_notice.h carries it there, a rank message from there.
+// Pure.
+//
+//   notice := kind generation rank size port text count rank…
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sirtaki::core {
+
+// The variable by which a program knows that its job is elastic.
+inline constexpr std::string_view kElasticVariable = "SIRTAKIRUN_ELASTIC";
+
+struct ElasticNotice {
+  enum class Kind : std::uint8_t {
+    // The program tells:
+    kAsks,      // it wants a place in a generation. `generation`: the one that it has left; 0: none.
+                // `ranks`: those of that one that it has lost
+    kListens,   // it is rank 0 of the generation, and listens at `port`
+    kJoined,    // it is in the generation, with all others
+    kHasHeard,  // that the generation is over
+    // sirtakirun tells:
+    kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
+              // rank 0 itself the port is 0: any
+    kOver,    // the generation is over. `text`: why
+    kChange,  // it is to ask for another one between two steps. `text`: why
+  };
+  Kind kind{};
+  int generation = 0;
+  int rank = 0;
+  int size = 0;
+  int port = 0;
+  std::string text;
+  std::vector<int> ranks;
+  bool operator==(const ElasticNotice&) const = default;
+};
+
+// The text is cut where the notice would not fit into one of start_notice.h, as are the ranks.
+std::string Encode(const ElasticNotice& notice);
+// Nothing if the bytes are none.
+std::optional<ElasticNotice> DecodeElasticNotice(std::string_view bytes);
+
+}  // namespace sirtaki::core

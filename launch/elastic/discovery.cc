@@ -1,0 +1,140 @@
+#include "launch/elastic/discovery.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <utility>
+
+#include "core/base/text.h"
+#include "launch/base/run_commands.h"
+#include "launch/base/shell_text.h"
+#include "launch/job/failure_judgement.h"
+
+namespace sirtaki::launch {
+
+using core::Clock;
+using core::Status;
+using core::StatusCode;
+using core::TimePoint;
+
+namespace {
+
+constexpr auto kPatience = std::chrono::seconds(30);  // with a run of the script
+constexpr std::size_t kMostPrinted = std::size_t{1} << 20;
+
+std::string CalledScript(const std::string& script) {
+  return "--host-discovery-script " + core::Quoted(script);
+}
+
+// Empty: it has ended well.
+std::string WhyFailed(const EndMessage& end, bool in_time, const std::string& error) {
+  if (!in_time) return "takes longer than " + core::DurationText(kPatience);
+  if (end.kind == EndKind::kExited && end.value == 0) return "";
+  std::string why = end.kind == EndKind::kSignalled
+                        ? "died of " + SignalName(end.value)
+                        : "ended with exit code " + std::to_string(end.value);
+  const std::string_view said = Trimmed(error);
+  if (!said.empty()) why.append(": ").append(said);
+  return why;
+}
+
+}  // namespace
+
+Status ParseDiscovered(std::string_view text, const std::string& script, int slots_per_host,
+                       HostList* out) {
+  std::string lines;
+  for (const std::string_view line : Split(text, '\n')) {
+    const std::string_view host = Trimmed(line.substr(0, line.find('#')));
+    if (host.empty()) continue;
+    lines.append(host);
+    if (host.find_first_of(":= ") == std::string_view::npos) {
+      lines.append(":").append(std::to_string(slots_per_host));
+    }
+    lines.append("\n");
+  }
+  if (lines.empty()) {
+    out->clear();
+    return Status::Ok();
+  }
+  return ParseHostFile(lines, CalledScript(script), out);
+}
+
+Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out) {
+  int signal = 0;
+  const CommandOutcome outcome = RunCommands({{{script}, {}, {}}}, kPatience, 1, &signal).front();
+  if (signal != 0) raise(signal);  // nothing has begun that must be ended first
+  const std::string why = outcome.why.empty() ? WhyFailed(outcome.end, outcome.in_time, outcome.error)
+                                              : "cannot be started: " + outcome.why;
+  if (!why.empty()) return {StatusCode::kBackend, CalledScript(script) + " " + why};
+  return ParseDiscovered(outcome.output, script, slots_per_host, out);
+}
+
+Discovery::Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval)
+    : script_(std::move(script)),
+      slots_per_host_(slots_per_host),
+      interval_(interval),
+      child_(loop,
+             [this](Stream stream) {
+               std::string& text = stream == Stream::kOutput ? printed_ : said_;
+               text += child_.Read(stream);
+               if (text.size() > kMostPrinted) text.resize(kMostPrinted);
+             }),
+      until_(script_.empty() ? TimePoint::max() : Clock::now() + interval_) {}
+
+void Discovery::CheckTimes(TimePoint now) {
+  if (child_.running()) {
+    for (const Stream stream : kStreams) child_.Ask(stream);
+  }
+  if (now < until_) return;
+  if (child_.running()) {
+    killed_ = true;
+    until_ = TimePoint::max();
+    return child_.Signal(SIGKILL, /*group=*/true);
+  }
+  killed_ = false;
+  printed_.clear();
+  said_.clear();
+  Command command{{script_}, {}, {}};
+  command.own_group = true;
+  int error = 0;
+  const Status status = child_.Start(command, &error);
+  until_ = now + (status.ok() ? core::Duration(kPatience) : interval_);
+  if (!status.ok()) return Complain("cannot be started: " + status.message());
+  for (const Stream stream : kStreams) child_.Ask(stream);
+}
+
+std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
+  if (!child_.running()) return std::nullopt;
+  const auto end = child_.Ended();
+  if (!end) return std::nullopt;
+  for (const auto& [stream, text] :
+       {std::pair(Stream::kOutput, &printed_), std::pair(Stream::kError, &said_)}) {
+    for (std::string more = child_.Read(stream); !more.empty(); more = child_.Read(stream)) {
+      text->append(more);
+    }
+  }
+  child_.StopReading();
+  until_ = now + interval_;
+  HostList hosts;
+  std::string why = WhyFailed(*end, !killed_, said_);
+  if (why.empty()) {
+    const Status status = ParseDiscovered(printed_, script_, slots_per_host_, &hosts);
+    if (!status.ok()) why = status.message();
+  }
+  if (!why.empty()) {
+    Complain(why);
+    return std::nullopt;
+  }
+  complaint_.clear();
+  return hosts;
+}
+
+void Discovery::Complain(const std::string& why) {
+  if (std::exchange(complaint_, why) == why) return;
+  std::fprintf(stderr, "sirtakirun: %s %s; the hosts are those from before\n",
+               CalledScript(script_).c_str(), why.c_str());
+}
+
+}  // namespace sirtaki::launch

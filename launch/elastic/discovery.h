@@ -1,0 +1,52 @@
+// The discovery of hosts is a script of the user, which prints those that there are now. It runs again
+// and again.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "launch/base/child.h"
+#include "launch/base/loop.h"
+#include "launch/hosts/host_list.h"
+
+namespace sirtaki::launch {
+
+// What the script has printed: lines "host:slots", or "host" with `slots_per_host`; # begins a comment.
+// kInvalidArgument for a line that is none: names the script. Pure.
+core::Status ParseDiscovered(std::string_view text, const std::string& script, int slots_per_host,
+                             HostList* out);
+
+// Runs the script once and waits for it. Errors: kBackend, naming the script: it cannot be started,
+// fails, or takes too long; those of ParseDiscovered.
+core::Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out);
+
+// One thread uses it, that of the loop.
+class Discovery {
+ public:
+  Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval);
+
+  // Starts the script if it is time. A script that takes too long is killed.
+  void CheckTimes(core::TimePoint now);
+  core::TimePoint NextTime() const { return until_; }
+  // The hosts, once for each run that has ended well. A run that has not is told once on standard error;
+  // the hosts are those from before then.
+  std::optional<HostList> TakeHosts(core::TimePoint now);
+
+ private:
+  void Complain(const std::string& why);
+
+  const std::string script_;
+  const int slots_per_host_;
+  const core::Duration interval_;
+  Child child_;
+  std::string printed_;
+  std::string said_;        // on standard error
+  bool killed_ = false;
+  std::string complaint_;   // the last
+  core::TimePoint until_;   // it runs again, or is killed
+};
+
+}  // namespace sirtaki::launch

@@ -1,0 +1,554 @@
+#include "launch/elastic/elastic_job.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/rank_ranges.h"
+#include "core/base/text.h"
+#include "core/machine/elastic_notice.h"
+#include "launch/base/child.h"
+#include "launch/base/descriptor.h"
+#include "launch/base/loop.h"
+#include "launch/base/rank_messages.h"
+#include "launch/base/shell_text.h"
+#include "launch/elastic/discovery.h"
+#include "launch/job/connections.h"
+#include "launch/job/failure_judgement.h"
+#include "launch/job/job_output.h"
+#include "launch/job/leftovers.h"
+#include "launch/job/own_launcher.h"
+#include "launch/plan/routes.h"
+
+namespace sirtaki::launch {
+
+using core::Clock;
+using core::Duration;
+using core::ElasticNotice;
+using core::Status;
+using core::StatusCode;
+using core::TimePoint;
+using Kind = core::ElasticNotice::Kind;
+
+namespace {
+
+// Connections that have not proven that they are workers'.
+constexpr std::size_t kMostGreeters = 256;
+// The time for workers to end when they are told to: they kill their programs after 3 s.
+constexpr auto kEndTime = std::chrono::seconds(6);
+
+std::string EndText(const EndMessage& end) {
+  if (end.kind == EndKind::kNotStarted) return end.text;
+  if (end.kind == EndKind::kSignalled) return "died of " + SignalName(end.value);
+  return "ended with exit code " + std::to_string(end.value);
+}
+
+std::string CountText(std::size_t count, const char* what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
+  std::vector<HostSlots> slots;
+  for (const Host& host : hosts) slots.push_back({host.name, host.slots});
+  return slots;
+}
+
+class ElasticJob {
+ public:
+  ElasticJob(const Plan& plan, const LaunchOptions& options, const ThisMachine& machine,
+             const core::EnvironmentView& env, const ElasticLimits& limits)
+      : plan_(plan),
+        options_(options),
+        machine_(machine),
+        env_(env),
+        membership_(limits),
+        connections_(
+            &loop_, kMostGreeters,
+            [this](Connection* from, const RankMessage& message) { return Take(from, message); },
+            [this](Connection* connection, const Status& why) { Drop(connection, why); }),
+        output_(&loop_),
+        discovery_(&loop_, options.host_discovery_script, options.slots_per_host,
+                   std::chrono::seconds(options.discovery_interval)) {}
+
+  Status Start() {
+    RaiseFileLimit();
+    Status status = output_.Open(options_, 0, /*again=*/false, env_);
+    if (!status.ok()) return status;
+    loop_.TakeSignals(Loop::UserSignals::kTaken, [this](int signal) { TakeSignal(signal); });
+    // Hosts may come later.
+    const bool alone = plan_.placement.local && options_.host_discovery_script.empty();
+    variables_ = plan_.environment;
+    status = connections_.OpenFor(plan_, alone, &variables_);
+    if (std::string folder = CurrentFolder(); !folder.empty()) {
+      variables_.emplace_back(kFolderVariable, std::move(folder));
+    }
+    AdoptOrphans();
+    membership_.TakeHosts(SlotsOfEach(plan_.placement.hosts), Clock::now());
+    return status;
+  }
+
+  int Run() {
+    for (Settle(); !IsOver(); Settle()) {
+      loop_.Run(std::min({membership_.NextTime(), connections_.NextTime(), discovery_.NextTime(),
+                          end_by_}));
+    }
+    EndOrphans("ssh");
+    if (!why_.empty()) std::fprintf(stderr, "sirtakirun: %s\n", why_.c_str());
+    return code_ == 0 && output_.failed() ? 1 : code_;
+  }
+
+ private:
+  struct Worker {
+    std::string host;  // as it is listed
+    Connection* connection = nullptr;
+    HelloMessage hello;
+    std::string address;  // by which its host reached us
+    bool doomed = false;  // it is to be killed as soon as it comes
+  };
+  // What starts workers of one host, and ends after them.
+  struct Starter {
+    Starter(Loop* loop, JobOutput* output)
+        : child(loop, [this, output](Stream stream) { Pass(stream, output); }) {}
+    bool Pass(Stream stream, JobOutput* output) {
+      const std::string bytes = child.Read(stream);
+      output->AppendOfLauncher(stream, bytes);
+      return !bytes.empty();
+    }
+    Child child;
+    WorkerId first = 0;
+    int count = 0;
+  };
+  // The generation whose rank 0 has to say where it listens.
+  struct Beginning {
+    int generation = 0;
+    std::vector<WorkerId> members;
+  };
+
+  bool IsOver() const {
+    if (end_by_ == TimePoint::max()) return false;
+    const bool all_ended = workers_.empty() && !output_.HasWaiting(Stream::kOutput) &&
+                           !output_.HasWaiting(Stream::kError);
+    return all_ended || Clock::now() >= end_by_;
+  }
+  bool is_ending() const { return end_by_ != TimePoint::max(); }
+
+  void Settle() {
+    const TimePoint now = Clock::now();
+    if (!is_ending()) {
+      discovery_.CheckTimes(now);
+      for (auto orders = membership_.TakeOrders(now); !orders.empty();
+           orders = membership_.TakeOrders(now)) {
+        CarryOut(std::move(orders));
+      }
+    }
+    for (const auto& [worker, bytes] : output_.TakeWritten()) Send(worker, WrittenMessage{bytes});
+    connections_.CheckTimes(now);
+    output_.WriteWhenReady();
+    for (const auto& starter : starters_) {
+      for (const Stream stream : kStreams) {
+        if (!output_.HasWaiting(stream)) starter->child.Ask(stream);
+      }
+    }
+  }
+
+  // ---- orders ----
+
+  void CarryOut(std::vector<ElasticOrder> orders) {
+    // Those that follow each other on one host are started together.
+    std::vector<StartWorker> together;
+    const auto start = [&] {
+      if (!together.empty()) StartTogether(together);
+      together.clear();
+    };
+    for (const ElasticOrder& order : orders) {
+      const auto* const one = std::get_if<StartWorker>(&order);
+      const bool follows = one != nullptr && !together.empty() &&
+                           together.back().host == one->host &&
+                           together.back().worker + 1 == one->worker;
+      if (!follows) start();
+      if (one != nullptr) {
+        together.push_back(*one);
+      } else {
+        std::visit([this](const auto& other) { Do(other); }, order);
+      }
+    }
+    start();
+  }
+
+  void StartTogether(const std::vector<StartWorker>& orders) {
+    const std::string& host = orders.front().host;
+    for (const StartWorker& order : orders) {
+      workers_[order.worker].host = host;
+      if (const Status added = output_.AddRank(); !added.ok()) return End(2, added.message());
+    }
+    auto starter = std::make_unique<Starter>(&loop_, &output_);
+    starter->first = orders.front().worker;
+    starter->count = static_cast<int>(orders.size());
+    Command command{WordsFor(host, starter->first, starter->count), variables_, {}};
+    command.own_group = true;  // signals of the terminal are for this process
+    const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    command.input = nothing.get();
+    int error = 0;
+    const Status status = starter->child.Start(command, &error);
+    if (!status.ok()) return NoteNotStarted(*starter, status.message());
+    starters_.push_back(std::move(starter));
+  }
+
+  // The plan's command, for these workers alone.
+  std::vector<std::string> WordsFor(const std::string& host, WorkerId first, int count) const {
+    std::vector<std::string> words;
+    for (std::size_t i = 0; i < plan_.command.size(); ++i) {
+      const std::string& word = plan_.command[i];
+      if (word == kRankFlag) {
+        words.insert(words.end(), plan_.command.begin() + static_cast<std::ptrdiff_t>(i),
+                     plan_.command.end());
+        break;
+      }
+      if (word == "--here" || word == "-H") {
+        ++i;
+      } else {
+        words.push_back(word);
+      }
+      if (word == "-H") {
+        words.insert(words.end(), {"-H", host + ":" + std::to_string(count),
+                                   std::string(kFirstFlag), std::to_string(first)});
+        if (IsThisMachine(host, machine_)) words.insert(words.end(), {"--here", host});
+      }
+    }
+    return words;
+  }
+
+  void Do(const StartWorker& /*order*/) {}  // see CarryOut
+  void Do(const EndWorker& order) {
+    Worker& worker = workers_[order.worker];
+    std::fprintf(stderr, "sirtakirun: worker %d on host %s is ended: %s\n", order.worker,
+                 worker.host.c_str(), order.why.c_str());
+    worker.doomed = true;
+    Send(order.worker, SignalMessage{SIGKILL});
+  }
+  void Do(const AnnounceChange& order) {
+    std::fprintf(stderr, "sirtakirun: generation %d is to change: %s\n", order.generation,
+                 order.why.c_str());
+    for (const WorkerId member : membership_.Members()) {
+      Tell(member, {Kind::kChange, order.generation, 0, 0, 0, order.why, {}});
+    }
+  }
+  void Do(const EndGeneration& order) {
+    NoteOver(order.generation, order.why);
+    for (const WorkerId member : order.to) {
+      Tell(member, {Kind::kOver, order.generation, 0, 0, 0, order.why, {}});
+    }
+  }
+  void Do(const BeginGeneration& order) {
+    std::fprintf(stderr, "sirtakirun: generation %d: %s\n", order.generation,
+                 PlacesText(order.members).c_str());
+    members_ = order.members;
+    left_to_join_ = order.members.size();
+    beginning_ = Beginning{order.generation, order.members};
+    const int size = static_cast<int>(order.members.size());
+    const std::string address = AddressOfFirst(order.members);
+    Tell(order.members.front(), {Kind::kPlace, order.generation, 0, size, 0, address, {}});
+  }
+  void Do(const EndJob& order) { End(order.code, order.why); }
+
+  void NoteOver(int generation, const std::string& why) {
+    if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
+    over_at_ = std::min(over_at_, Clock::now());
+    std::fprintf(stderr, "sirtakirun: generation %d is over: %s\n", generation, why.c_str());
+  }
+
+  // "3 ranks: workers 0-1 on host a, 4 on host b"
+  std::string PlacesText(const std::vector<WorkerId>& members) const {
+    std::string text = CountText(members.size(), "rank") + ": workers ";
+    for (auto at = members.begin(); at != members.end();) {
+      const std::string& host = workers_.at(*at).host;
+      core::RankRanges here;
+      for (; at != members.end() && workers_.at(*at).host == host; ++at) here.Add(*at);
+      text += here.ToString() + " on host " + host + (at == members.end() ? "" : ", ");
+    }
+    return text;
+  }
+
+  // Where the others reach rank 0. If it is on this machine, where one of them has reached us.
+  std::string AddressOfFirst(const std::vector<WorkerId>& members) const {
+    const Worker& first = workers_.at(members.front());
+    if (first.hello.host != HostName()) return first.address;
+    for (const WorkerId member : members) {
+      const Worker& worker = workers_.at(member);
+      if (worker.hello.host == first.hello.host || worker.connection == nullptr) continue;
+      const std::string own = worker.connection->link.own_end();
+      return own.substr(0, own.rfind(':'));
+    }
+    return "127.0.0.1";
+  }
+
+  // ---- what workers say ----
+
+  // False if the message does not come from a worker of ours.
+  bool Take(Connection* connection, const RankMessage& message) {
+    if (const auto* hello = std::get_if<HelloMessage>(&message)) return Greet(connection, *hello);
+    const WorkerId worker = connection->rank;
+    if (worker < 0 || !workers_.contains(worker)) return false;
+    if (const auto* output = std::get_if<OutputMessage>(&message)) {
+      output_.Append(worker, output->stream, output->bytes);
+    } else if (const auto* end = std::get_if<EndMessage>(&message)) {
+      const bool well = end->kind == EndKind::kExited && end->value == 0;
+      NoteEnd(worker, well ? WorkerEnd::kFinished : WorkerEnd::kFailed, EndText(*end));
+    } else if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
+      const auto notice = core::DecodeElasticNotice(elastic->notice);
+      if (!notice) return false;
+      Hear(worker, *notice);
+    }
+    return true;
+  }
+
+  bool Greet(Connection* connection, const HelloMessage& hello) {
+    const auto found = workers_.find(hello.rank);
+    if (connection->rank >= 0 || found == workers_.end() || found->second.connection != nullptr) {
+      return false;
+    }
+    connection->rank = hello.rank;
+    Worker& worker = found->second;
+    worker.connection = connection;
+    worker.hello = hello;
+    worker.address = connection->link.other_address();
+    if (is_ending()) {
+      Send(hello.rank, StopMessage{});
+    } else if (worker.doomed) {
+      Send(hello.rank, SignalMessage{SIGKILL});
+    } else {
+      Send(hello.rank, GoMessage{"", 0, DevicesOf(worker.host)});
+    }
+    return true;
+  }
+
+  std::string DevicesOf(const std::string& host) const {
+    std::vector<std::string> devices;
+    for (const Host& one : plan_.placement.hosts) {
+      if (one.name != host) continue;
+      for (const int device : one.devices) devices.push_back(std::to_string(device));
+    }
+    return Joined(devices, ",");
+  }
+
+  void Hear(WorkerId worker, const ElasticNotice& notice) {
+    const TimePoint now = Clock::now();
+    switch (notice.kind) {
+      case Kind::kAsks: {
+        if (notice.generation > 0 && notice.generation == membership_.generation()) {
+          over_at_ = std::min(over_at_, now);
+        }
+        std::vector<WorkerId> suspects;
+        for (const int rank : notice.ranks) {
+          const bool is_known = notice.generation == membership_.generation() &&
+                                rank < static_cast<int>(members_.size());
+          if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
+        }
+        if (notice.generation == membership_.generation() && !suspects.empty()) {
+          NoteOver(notice.generation, "worker " + std::to_string(worker) + " has lost worker " +
+                                          std::to_string(suspects.front()));
+        }
+        return membership_.NoteReady(worker, notice.generation, suspects, now);
+      }
+      case Kind::kListens:
+        return TellPlaces(worker, notice);
+      case Kind::kJoined:
+        membership_.NoteJoined(worker, notice.generation);
+        if (notice.generation == membership_.generation() && --left_to_join_ == 0) NoteTogether(now);
+        return;
+      case Kind::kHasHeard:
+        return membership_.NoteHeard(worker, notice.generation);
+      case Kind::kPlace:
+      case Kind::kOver:
+      case Kind::kChange:
+        return;  // no program says so
+    }
+  }
+
+  void TellPlaces(WorkerId worker, const ElasticNotice& notice) {
+    if (notice.generation != beginning_.generation || beginning_.members.empty() ||
+        worker != beginning_.members.front()) {
+      return;
+    }
+    const auto members = std::exchange(beginning_.members, {});
+    const std::string address = AddressOfFirst(members);
+    for (std::size_t rank = 1; rank < members.size(); ++rank) {
+      Tell(members[rank],
+           {Kind::kPlace, notice.generation, static_cast<int>(rank),
+            static_cast<int>(members.size()), notice.port, address, {}});
+    }
+  }
+
+  void NoteTogether(TimePoint now) {
+    std::fprintf(stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
+                 membership_.generation() == 1
+                     ? ""
+                     : (", " + core::DurationText(now - over_at_) + " after the one before").c_str());
+    over_at_ = TimePoint::max();
+  }
+
+  void Drop(Connection* connection, const Status& why) {
+    const auto found = workers_.find(connection->rank);
+    if (found == workers_.end() || found->second.connection != connection) return;
+    NoteEnd(connection->rank, WorkerEnd::kLost,
+            why.ok() ? "its connection closed without a message" : why.message());
+  }
+
+  void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end()) return;
+    output_.Finish(id);
+    if (!is_ending() && how != WorkerEnd::kFinished) {
+      std::fprintf(stderr, "sirtakirun: worker %d on host %s %s%s\n", id,
+                   found->second.host.c_str(),
+                   how == WorkerEnd::kLost ? "is lost: " : "", why.c_str());
+    }
+    workers_.erase(found);
+    membership_.NoteEnd(id, how, why, Clock::now());
+  }
+
+  void NoteNotStarted(const Starter& starter, const std::string& why) {
+    for (WorkerId id = starter.first; id < starter.first + starter.count; ++id) {
+      const auto found = workers_.find(id);
+      if (found == workers_.end() || found->second.connection != nullptr) continue;
+      NoteEnd(id, WorkerEnd::kFailed, why);
+    }
+  }
+
+  // ---- this process ----
+
+  void TakeSignal(int signal) {
+    if (signal == SIGCHLD) return CheckChildren();
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      for (const auto& [id, worker] : workers_) Send(id, SignalMessage{signal});
+      return;
+    }
+    if (is_ending()) {
+      end_by_ = Clock::now();
+      return output_.Discard();
+    }
+    End(128 + signal, "ended by " + SignalName(signal));
+  }
+
+  void CheckChildren() {
+    if (const auto hosts = discovery_.TakeHosts(Clock::now()); hosts && !is_ending()) {
+      membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());
+    }
+    for (const auto& starter : starters_) {
+      const auto end = starter->child.Ended();
+      if (!end) continue;
+      for (const Stream stream : kStreams) {
+        while (starter->Pass(stream, &output_)) continue;
+      }
+      NoteNotStarted(*starter, "it was not started: what starts it " + EndText(*end));
+    }
+    std::erase_if(starters_, [](const auto& starter) { return !starter->child.running(); });
+  }
+
+  void End(int code, const std::string& why) {
+    if (is_ending()) return;
+    code_ = code;
+    why_ = why;
+    end_by_ = Clock::now() + kEndTime;
+    for (const auto& [id, worker] : workers_) Send(id, StopMessage{});
+    // Those that have not come yet are not going to.
+    std::erase_if(workers_, [](const auto& one) { return one.second.connection == nullptr; });
+  }
+
+  void Tell(WorkerId worker, const ElasticNotice& notice) {
+    Send(worker, ElasticMessage{core::Encode(notice)});
+  }
+  void Send(WorkerId id, const RankMessage& message) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end() || found->second.connection == nullptr) return;
+    found->second.connection->link.Send(Encode(message));
+  }
+
+  const Plan& plan_;
+  const LaunchOptions& options_;
+  const ThisMachine& machine_;
+  const core::EnvironmentView& env_;
+  Loop loop_;
+  Membership membership_;
+  std::vector<std::pair<std::string, std::string>> variables_;  // for what starts workers
+  std::map<WorkerId, Worker> workers_;
+  std::vector<WorkerId> members_;  // of the generation, by rank
+  std::size_t left_to_join_ = 0;
+  Beginning beginning_;
+  TimePoint over_at_ = TimePoint::max();  // the generation before; max: it goes on
+  int told_over_ = 0;                     // the generation of which standard error says so
+  Connections connections_;
+  JobOutput output_;
+  Discovery discovery_;
+  std::vector<std::unique_ptr<Starter>> starters_;
+  TimePoint end_by_ = TimePoint::max();  // max: the job goes on
+  int code_ = 0;
+  std::string why_;
+};
+
+}  // namespace
+
+Status PrepareElastic(LaunchOptions* options) {
+  const int wanted = std::max({options->np, options->max_np, options->min_np});
+  if (!options->host_discovery_script.empty()) {
+    HostList hosts;
+    Status status =
+        DiscoverOnce(options->host_discovery_script, options->slots_per_host, &hosts);
+    if (!status.ok()) return status;
+    if (hosts.empty()) {
+      return {StatusCode::kInvalidArgument, "--host-discovery-script " +
+                                                core::Quoted(options->host_discovery_script) +
+                                                " names no host to begin with"};
+    }
+    options->hosts = HostsText(hosts);
+  } else if (options->hosts.empty() && options->hostfile.empty() && options->np > 0) {
+    options->hosts = "localhost:" + std::to_string(wanted);
+  }
+  // The plan has a rank for each slot: spare ones are for what is lost.
+  if (!options->hosts.empty() || !options->hostfile.empty()) options->np = 0;
+  return Status::Ok();
+}
+
+Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
+                ElasticLimits* out) {
+  ElasticLimits limits;
+  const bool may_grow = !options.host_discovery_script.empty();
+  const int most = options.max_np > 0 ? options.max_np : options.np;
+  limits.min_ranks = options.min_np;
+  limits.max_ranks = most > 0 ? most : may_grow ? kMaxRanks : slots;
+  if (!may_grow && slots < limits.min_ranks) {
+    return {StatusCode::kInvalidArgument, options.Called("min-np") + " " +
+                                              std::to_string(limits.min_ranks) + ": the hosts have " +
+                                              CountText(static_cast<std::size_t>(slots), "slot")};
+  }
+  if (options.reset_limit >= 0) limits.resets = options.reset_limit;
+  limits.timeout = std::chrono::seconds(options.elastic_timeout);
+  limits.join_timeout = start_timeout + std::chrono::seconds(5);
+  limits.cooldown_least = std::chrono::seconds(options.cooldown_range[0]);
+  limits.cooldown_most = std::chrono::seconds(options.cooldown_range[1]);
+  *out = limits;
+  return Status::Ok();
+}
+
+int RunElasticJob(const Plan& plan, const LaunchOptions& options, const ThisMachine& machine,
+                  const core::EnvironmentView& env, const ElasticLimits& limits) {
+  ElasticJob job(plan, options, machine, env, limits);
+  const Status status = job.Start();
+  if (!status.ok()) {
+    std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
+    return 2;
+  }
+  return job.Run();
+}
+
+}  // namespace sirtaki::launch

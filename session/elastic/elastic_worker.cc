@@ -1,0 +1,183 @@
+#include "session/elastic/elastic_worker.h"
+
+#include <poll.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/machine/start_notice.h"
+#include "core/threads/quiet_thread.h"
+#include "session/session.h"
+
+namespace sirtaki::session {
+
+using core::Clock;
+using core::ElasticNotice;
+using core::MutexLock;
+using core::Status;
+using core::StatusCode;
+using core::TimePoint;
+using Kind = core::ElasticNotice::Kind;
+
+namespace {
+
+// A process around this one that is held up may have no room for a notice for this long.
+constexpr auto kPatience = std::chrono::seconds(5);
+constexpr auto kTryAgain = std::chrono::milliseconds(5);
+// It is asked again and again, so that it is noticed when it is gone.
+constexpr auto kAskAgain = std::chrono::seconds(2);
+constexpr int kNoticesATurn = 16;
+
+}  // namespace
+
+bool ElasticWorker::IsOne(const core::EnvironmentView& env) {
+  return env.Find(core::kElasticVariable).has_value();
+}
+
+ElasticWorker& ElasticWorker::OfProcess() {
+  static ElasticWorker& worker = *new ElasticWorker;  // its thread uses it to the end
+  return worker;
+}
+
+Status ElasticWorker::Open(const core::EnvironmentView& env) {
+  if (fd_ >= 0) return Status::Ok();
+  const auto to = env.Find(core::kStartNoticeVariable);
+  if (!to) {
+    return {StatusCode::kBackend, "a job that is elastic: " + std::string(core::kStartNoticeVariable) +
+                                      " is not set, which sirtakirun sets: pass it on to the program"};
+  }
+  to_ = *to;
+  std::string own_name;
+  fd_ = core::ListenForStart(&own_name);
+  if (fd_ < 0) return {StatusCode::kBackend, std::string("no socket: ") + std::strerror(errno)};
+  core::StartQuietThread([this] { Listen(); }).detach();
+  return Status::Ok();
+}
+
+Status ElasticWorker::Tell(const ElasticNotice& notice) const {
+  const std::string bytes = core::Encode(notice);
+  const TimePoint deadline = Clock::now() + kPatience;
+  while (!core::SendNotice(fd_, to_, core::StartNotice::kElastic, bytes)) {
+    if (errno != EAGAIN || Clock::now() >= deadline) {
+      return {StatusCode::kShutDown, std::string("the sirtakirun around this process is gone: ") +
+                                         std::strerror(errno)};
+    }
+    std::this_thread::sleep_for(kTryAgain);
+  }
+  return Status::Ok();
+}
+
+std::vector<int> ElasticWorker::LostRanks() const {
+  const Status why = session_ ? session_->fault() : failed_start_;
+  const bool is_loss =
+      why.code() == StatusCode::kPeerLost || why.code() == StatusCode::kTimedOut;
+  const int rank = why.origin().rank;
+  if (!is_loss || rank < 0 || rank >= place_.size || rank == place_.rank) return {};
+  return {rank};
+}
+
+Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
+  std::shared_ptr<Session> last;  // ends after the lock
+  MutexLock lock(mutex_);
+  if (Status status = Open(env); !status.ok()) return status;
+  ElasticNotice notice;
+  notice.kind = Kind::kAsks;
+  notice.generation = place_.generation;
+  notice.ranks = LostRanks();
+  last = std::move(session_);
+  failed_start_ = Status::Ok();
+  is_asking_ = true;
+  const int left = place_.generation;
+  while (place_.generation == left) {
+    if (Status status = Tell(notice); !status.ok()) return status;
+    const TimePoint again = Clock::now() + kAskAgain;
+    while (place_.generation == left && Clock::now() < again) changed_.WaitUntil(mutex_, again);
+  }
+  is_asking_ = false;
+  *place = place_;
+  return Status::Ok();
+}
+
+void ElasticWorker::TellListens(int port) {
+  MutexLock lock(mutex_);
+  // Whoever is not there to hear it is going to end this process.
+  static_cast<void>(Tell({Kind::kListens, place_.generation, 0, 0, port, "", {}}));
+}
+
+void ElasticWorker::Enter(const std::shared_ptr<Session>& session) {
+  std::string why;
+  {
+    MutexLock lock(mutex_);
+    session_ = session;
+    if (is_over()) {
+      why = why_over_;
+    } else {
+      static_cast<void>(Tell({Kind::kJoined, place_.generation, 0, 0, 0, "", {}}));
+    }
+  }
+  if (!why.empty()) session->Abort(why);
+}
+
+void ElasticWorker::NoteFailedStart(const Status& why) {
+  MutexLock lock(mutex_);
+  failed_start_ = why;
+}
+
+std::string ElasticWorker::WhyOver() const {
+  MutexLock lock(mutex_);
+  return is_over() ? why_over_ : "";
+}
+
+std::string ElasticWorker::WhyChange() const {
+  MutexLock lock(mutex_);
+  return to_change_ == place_.generation ? why_change_ : "";
+}
+
+int ElasticWorker::generation() const {
+  MutexLock lock(mutex_);
+  return place_.generation;
+}
+
+void ElasticWorker::Listen() {
+  int fd = -1;
+  {
+    MutexLock lock(mutex_);
+    fd = fd_;
+  }
+  while (true) {
+    pollfd readable{fd, POLLIN, 0};
+    if (poll(&readable, 1, -1) != 1) continue;
+    for (const auto& heard : core::HearStart(fd, kNoticesATurn)) {
+      if (heard.notice != core::StartNotice::kElastic) continue;
+      if (const auto notice = core::DecodeElasticNotice(heard.text)) Hear(*notice);
+    }
+  }
+}
+
+void ElasticWorker::Hear(const ElasticNotice& notice) {
+  std::shared_ptr<Session> to_abort;
+  std::string why;
+  {
+    MutexLock lock(mutex_);
+    if (notice.kind == Kind::kPlace && is_asking_ && notice.generation > place_.generation) {
+      place_ = {notice.generation, notice.rank, notice.size, notice.text, notice.port};
+      changed_.NotifyAll();
+    } else if (notice.kind == Kind::kChange && notice.generation == place_.generation) {
+      to_change_ = notice.generation;
+      why_change_ = notice.text;
+    } else if (notice.kind == Kind::kOver && notice.generation == place_.generation) {
+      over_ = notice.generation;
+      why = "generation " + std::to_string(notice.generation) + " is over: " + notice.text;
+      why_over_ = why;
+      to_abort = session_;
+      static_cast<void>(Tell({Kind::kHasHeard, notice.generation, 0, 0, 0, "", {}}));
+    }
+  }
+  if (to_abort) to_abort->Abort(why);
+}
+
+}  // namespace sirtaki::session

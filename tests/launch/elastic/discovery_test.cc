@@ -1,0 +1,83 @@
+#include "launch/elastic/discovery.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "launch/hosts/host_list.h"
+
+namespace sirtaki::launch {
+namespace {
+
+std::string Parsed(const std::string& text) {
+  HostList hosts;
+  const core::Status status = ParseDiscovered(text, "find.sh", 3, &hosts);
+  return status.ok() ? HostsText(hosts) : status.message();
+}
+
+TEST(DiscoveryTest, LinesAreHostsWithOrWithoutSlots) {
+  EXPECT_EQ(Parsed("a:4\nb\n\n# all of rack 2\nc slots=2  # old\n"), "a:4,b:3,c:2");
+  EXPECT_EQ(Parsed("\n \n"), "");
+}
+
+TEST(DiscoveryTest, AWrongLineNamesTheScript) {
+  const std::string text = Parsed("a:4\nb:many\n");
+  EXPECT_NE(text.find("--host-discovery-script"), std::string::npos) << text;
+  EXPECT_NE(text.find("many"), std::string::npos) << text;
+}
+
+class DiscoveryScriptTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "/discovery_test";
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  // The path of a script with these lines.
+  std::string Script(const std::string& lines) {
+    const std::string path = folder_ + "/find.sh";
+    std::ofstream(path + ".new") << "#!/bin/sh\n" << lines << "\n";
+    std::filesystem::permissions(path + ".new", std::filesystem::perms::owner_all);
+    std::filesystem::rename(path + ".new", path);
+    return path;
+  }
+  std::string folder_;
+};
+
+TEST_F(DiscoveryScriptTest, AScriptThatFailsIsNamedWithWhatItSays) {
+  HostList hosts;
+  const core::Status failed = DiscoverOnce(Script("echo no server >&2; exit 3"), 1, &hosts);
+  EXPECT_NE(failed.message().find("exit code 3: no server"), std::string::npos) << failed.message();
+  const core::Status absent = DiscoverOnce(folder_ + "/absent.sh", 1, &hosts);
+  EXPECT_NE(absent.message().find("cannot be started"), std::string::npos) << absent.message();
+}
+
+TEST_F(DiscoveryScriptTest, ItRunsAgainAndAFailureLeavesTheHosts) {
+  Loop loop;
+  const std::string path = Script("echo a:1");
+  Discovery discovery(&loop, path, 1, std::chrono::milliseconds(1));
+  std::optional<HostList> hosts;
+  loop.TakeSignals(Loop::UserSignals::kIgnored, [&](int) {
+    if (auto found = discovery.TakeHosts(core::Clock::now())) hosts = std::move(found);
+  });
+  const auto run_once = [&] {
+    hosts.reset();
+    const core::TimePoint deadline = core::Clock::now() + std::chrono::seconds(60);
+    while (!hosts && core::Clock::now() < deadline) {
+      discovery.CheckTimes(core::Clock::now());
+      loop.Run(discovery.NextTime());
+    }
+    return hosts ? HostsText(*hosts) : "nothing";
+  };
+  EXPECT_EQ(run_once(), "a:1");
+  Script("[ -e " + folder_ + "/failed ] && echo a:1 && echo b:2 && exit 0; touch " + folder_ +
+         "/failed; exit 1");
+  EXPECT_EQ(run_once(), "a:1,b:2");
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/failed"));
+}
+
+}  // namespace
+}  // namespace sirtaki::launch

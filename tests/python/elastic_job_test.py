@@ -1,0 +1,144 @@
+"""An elastic job under sirtakirun: workers are killed and stopped, others come, and the training goes on.
+
+    elastic_job_test.py SIRTAKIRUN PYTHON
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+PATIENCE = 120.0  # for an event, on a machine that others use
+
+
+class Job:
+    """A job that runs, and what it has printed."""
+
+    def __init__(self, sirtakirun, python, flags, folder):
+        self.enough = pathlib.Path(folder) / "enough"
+        program = pathlib.Path(__file__).with_name("elastic_program.py")
+        command = [sirtakirun, *flags, python, str(program), str(self.enough)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines = []
+        self.news = threading.Condition()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            print(line, end="", flush=True)
+            with self.news:
+                self.lines.append(line.rstrip("\n"))
+                self.news.notify_all()
+        with self.news:
+            self.lines.append("(end)")
+            self.news.notify_all()
+
+    def wait_for(self, pattern, after=0):
+        """The number of the first line behind `after` that matches, and its match."""
+        deadline = time.monotonic() + PATIENCE
+        at = after
+        with self.news:
+            while True:
+                while at < len(self.lines):
+                    found = re.search(pattern, self.lines[at])
+                    at += 1
+                    if found:
+                        return at, found
+                assert self.lines[-1:] != ["(end)"], f"the job has ended, and nothing was like {pattern!r}"
+                left = deadline - time.monotonic()
+                assert left > 0, f"nothing like {pattern!r} came within {PATIENCE} s"
+                self.news.wait(left)
+
+    def pid(self, worker):
+        return int(self.wait_for(rf"^\[{worker}\] pid (\d+)")[1][1])
+
+    def mark(self):
+        with self.news:
+            return len(self.lines)
+
+    def end(self):
+        """Lets the training end, and returns the exit code."""
+        self.enough.touch()
+        code = self.process.wait(PATIENCE)
+        self.reader.join(PATIENCE)
+        return code
+
+    def check_equal(self, ranks):
+        ends = [line.split()[2:] for line in self.lines if re.match(r"\[\d+\] ends ", line)]
+        assert sorted(int(end[0]) for end in ends) == list(range(ranks)), ends
+        assert len({tuple(end[1:]) for end in ends}) == 1, f"the ranks differ: {ends}"
+
+
+def killed_and_replaced(start):
+    """A worker is killed: the others go on, and a new one comes."""
+    for victim in (2, 0):
+        job = start("-np", "4")
+        at, _ = job.wait_for(r"epoch \d+ 4")
+        steps = at
+        os.kill(job.pid(victim), signal.SIGKILL)
+        at, _ = job.wait_for(r"generation 1 is over: ", steps)
+        at, _ = job.wait_for(r"begins \d 3 ", at)
+        at, _ = job.wait_for(r"is to change: 1 worker comes", at)
+        at, _ = job.wait_for(r"begins 3 4 ", at)
+        job.wait_for(r"epoch \d+ 4", at)
+        assert job.end() == 0
+        job.check_equal(4)
+
+
+def stopped(start):
+    """A worker that is stopped is missed, killed, and replaced."""
+    job = start("-np", "3", "--peer-timeout", "2s", "--stall-limit", "20s")
+    at, _ = job.wait_for(r"epoch \d+ 3")
+    os.kill(job.pid(1), signal.SIGSTOP)
+    at, _ = job.wait_for(r"worker 1 on host .* is ended", at)
+    at, _ = job.wait_for(r"begins \d 2 ", at)
+    at, _ = job.wait_for(r"begins 2 3 ", at)
+    job.wait_for(r"epoch \d+ 3", at)
+    assert job.end() == 0
+    job.check_equal(3)
+
+
+def below_the_minimum(start):
+    """Below --min-np the others wait, and go on when there are enough."""
+    job = start("-np", "2", "--min-np", "2")
+    at, _ = job.wait_for(r"epoch \d+ 2")
+    os.kill(job.pid(0), signal.SIGKILL)
+    at, _ = job.wait_for(r"begins 1 2 ", at)
+    job.wait_for(r"epoch \d+ 2", at)
+    assert not any(re.search(r"begins \d 1 ", line) for line in job.lines)
+    assert job.end() == 0
+    job.check_equal(2)
+
+
+CASES = [killed_and_replaced, stopped, below_the_minimum]
+
+
+def main(sirtakirun, python, *names):
+    for case in CASES:
+        if names and case.__name__ not in names:
+            continue
+        jobs = []
+
+        def start(*flags):
+            folder = tempfile.mkdtemp(dir=place)
+            jobs.append(Job(sirtakirun, python, ["--elastic", *flags], folder))
+            return jobs[-1]
+
+        with tempfile.TemporaryDirectory() as place:
+            print(f"--- {case.__name__}: {case.__doc__}", flush=True)
+            try:
+                case(start)
+            finally:
+                for job in jobs:
+                    if job.process.poll() is None:
+                        job.process.terminate()
+                        job.process.wait(30)
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,75 @@
+"""Trains a small net in an elastic job, until a file says that it is enough. elastic_job_test.py starts it, and ends some of
+its processes."""
+
+import os
+import sys
+import time
+
+import torch
+
+import sirtaki.torch as hvd
+
+SAMPLES = 60
+BATCH = 2
+PAUSE = 0.01  # between steps, so that some are left when a change comes
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def digest(model):
+    return hash(tuple(float(x) for p in model.parameters() for x in p.detach().flatten()))
+
+
+def main(enough):
+    say("pid", os.getpid())
+    hvd.init()
+    torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9),
+                                         model.named_parameters())
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(SAMPLES, 6, generator=generator)
+    targets = inputs.sum(1, keepdim=True)
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[], steps=0)
+
+    @hvd.elastic.run
+    def train(state):
+        say("begins", hvd.rank(), hvd.size(), state.epoch, state.steps, digest(model))
+        while not hvd.broadcast_object(os.path.exists(enough)):
+            indices = list(sampler)
+            for at in range(0, len(indices), BATCH):
+                ours = indices[at:at + BATCH]
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours]).backward()
+                optimizer.step()
+                sampler.record_batch(at // BATCH, len(ours))
+                state.trained = state.trained + sum(hvd.allgather_object(ours), [])
+                state.steps += 1
+                time.sleep(PAUSE)
+                state.commit()
+            check(state.trained)
+            state.epoch += 1
+            state.trained = []
+            sampler.set_epoch(state.epoch)
+            state.commit()
+            if hvd.rank() == 0:
+                say("epoch", state.epoch, hvd.size())
+        return state.steps
+
+    steps = train(state)
+    say("ends", hvd.rank(), hvd.size(), steps, digest(model))
+
+
+def check(trained):
+    """Every sample of the epoch was trained; those that are there twice filled up the shares, fewer than ranks each time that
+    they were dealt out."""
+    missing = set(range(SAMPLES)) - set(trained)
+    assert not missing, f"samples {sorted(missing)} were not trained"
+    twice = len(trained) - SAMPLES
+    assert twice <= 12, f"{twice} samples were trained twice"
+
+
+main(sys.argv[1])
