@@ -14,6 +14,7 @@
 #include "ops/wire/wire_backend.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/test_scale.h"
 #include "tests/tcp/lines.h"
 
 namespace sirtaki::tcp {
@@ -61,7 +62,8 @@ TEST_P(TcpPortConformanceTest, Conforms) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, TcpPortConformanceTest, ::testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, TcpPortConformanceTest,
+                         ::testing::ValuesIn(tests::SampleOf<int>(::testing::Values(1, 2, 3, 4))));
 
 // Two ports, and what moves between them.
 class TcpPortTest : public ::testing::Test {

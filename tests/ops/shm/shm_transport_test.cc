@@ -14,6 +14,7 @@
 
 #include "core/protocol/inproc_hub.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/test_scale.h"
 #include "tests/support/transport_conformance.h"
 
 namespace sirtaki::ops::shm {
@@ -104,10 +105,10 @@ TEST_P(ShmTransportConformanceTest, PassesEveryCheckOfATransport) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, ShmTransportConformanceTest,
-                         ::testing::Values(std::vector<int>{0, 0}, std::vector<int>{0, 0, 0},
-                                           std::vector<int>{0, 0, 0, 0},
-                                           std::vector<int>{0, 1, 0, 1},
-                                           std::vector<int>{0, 0, 0, 1}));
+                         ::testing::ValuesIn(tests::SampleOf<std::vector<int>>(::testing::Values(
+                             std::vector<int>{0, 0}, std::vector<int>{0, 0, 0},
+                             std::vector<int>{0, 0, 0, 0}, std::vector<int>{0, 1, 0, 1},
+                             std::vector<int>{0, 0, 0, 1}))));
 
 TEST(ShmTransportTest, OnlyARankThatListensBeyondItsHostHasToPoll) {
   Hosts one({0, 0});

@@ -17,6 +17,7 @@
 #include "ops/wire/verifying_port.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
+#include "tests/support/test_scale.h"
 
 namespace sirtaki::ops::wire {
 namespace {
@@ -67,13 +68,13 @@ constexpr std::int64_t kShort = 256;
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, WireConformanceTest,
-    testing::Values(
+    testing::ValuesIn(tests::SampleOf<World>(testing::Values(
         World{"Alone", {0}, {}}, World{"Two", {0, 1}, {}}, World{"TwoOfAHost", {0, 0}, {}},
         World{"ThreeInChunks", {0, 1, 2}, {.chunk_bytes = kShort, .few_steps_bytes = 0}},
         World{"FourCyclic", {0, 1, 0, 1}, {.chunk_bytes = kShort, .few_steps_bytes = 8}},
         World{"FiveUneven", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}},
         World{"FiveVerified", {0, 1, 1, 0, 2}, {.few_steps_bytes = kShort}, true},
-        World{"Seven", {0, 0, 0, 0, 0, 0, 0}, {}}),
+        World{"Seven", {0, 0, 0, 0, 0, 0, 0}, {}}))),
     [](const auto& world) { return world.param.name; });
 
 // Each element of a large vector is right, on every member, whatever it went by.
