@@ -81,7 +81,8 @@ void Tasks::Drive(TimePoint deadline, const std::function<bool()>& done) {
       io_.run_one_until(deadline);
       continue;
     }
-    if (std::string why = why_over_(); !why.empty()) Fail({core::StatusCode::kAborted, std::move(why)});
+    if (std::string why = why_over_(); !why.empty())
+      Fail({core::StatusCode::kAborted, std::move(why)});
     io_.run_one_until(std::min<TimePoint>(deadline, Clock::now() + kAskWhetherOver));
   }
 }

@@ -19,10 +19,10 @@ inline constexpr std::string_view kElasticVariable = "SIRTAKIRUN_ELASTIC";
 struct ElasticNotice {
   enum class Kind : std::uint8_t {
     // The program tells:
-    kAsks,      // it wants a place in a generation. `generation`: the one that it has left; 0: none.
-                // `ranks`: those of that one that it has lost
-    kListens,   // it is rank 0 of the generation, and listens at `port`
-    kJoined,    // it is in the generation, with all others
+    kAsks,     // it wants a place in a generation. `generation`: the one that it has left; 0: none.
+               // `ranks`: those of that one that it has lost
+    kListens,  // it is rank 0 of the generation, and listens at `port`
+    kJoined,   // it is in the generation, with all others
     kHasHeard,  // that the generation is over
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of

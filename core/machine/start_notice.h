@@ -24,8 +24,8 @@ inline constexpr std::string_view kStartNoticeVariable = "SIRTAKIRUN_START";
 enum class StartNotice : std::uint8_t {
   kBegins = 'b',
   kIsThrough = 't',
-  kFault = 'f',  // with its text: the group has failed
-  kAgain = 'a',  // a session has begun: an earlier fault is over
+  kFault = 'f',    // with its text: the group has failed
+  kAgain = 'a',    // a session has begun: an earlier fault is over
   kElastic = 'e',  // an ElasticNotice
 };
 // How the text of the group's fault goes on after "aborted: " where a rank's program has exited.

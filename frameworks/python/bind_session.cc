@@ -60,8 +60,7 @@ void BindSession(py::module_& module) {
   module.def("pause_mpi", &WithTimeout<detail::PauseMpi>, Waiting());
   module.def("resume_mpi", &WithTimeout<detail::ResumeMpi>, Waiting());
 
-  module.attr("is_elastic") =
-      session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess());
+  module.attr("is_elastic") = session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess());
   module.def(
       "elastic_generation", [] { return session::ElasticWorker::OfProcess().generation(); },
       WithoutGil());

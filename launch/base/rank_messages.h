@@ -115,10 +115,10 @@ struct ElasticMessage {
   bool operator==(const ElasticMessage&) const = default;
 };
 
-using RankMessage = std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage,
-                                 WrittenMessage, InitMessage, FaultMessage, ChallengeMessage,
-                                 AnswerMessage, ProofMessage, WelcomeMessage, SignalMessage,
-                                 ElasticMessage>;
+using RankMessage =
+    std::variant<HelloMessage, OutputMessage, EndMessage, GoMessage, StopMessage, WrittenMessage,
+                 InitMessage, FaultMessage, ChallengeMessage, AnswerMessage, ProofMessage,
+                 WelcomeMessage, SignalMessage, ElasticMessage>;
 
 inline constexpr std::size_t kMaxOutputBytes = std::size_t{16} * 1024;  // of one message
 // A rank sends no more output than this before it hears that it was written. It is less than the

@@ -65,8 +65,9 @@ Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out
   int signal = 0;
   const CommandOutcome outcome = RunCommands({{{script}, {}, {}}}, kPatience, 1, &signal).front();
   if (signal != 0) raise(signal);  // nothing has begun that must be ended first
-  const std::string why = outcome.why.empty() ? WhyFailed(outcome.end, outcome.in_time, outcome.error)
-                                              : "cannot be started: " + outcome.why;
+  const std::string why = outcome.why.empty()
+                              ? WhyFailed(outcome.end, outcome.in_time, outcome.error)
+                              : "cannot be started: " + outcome.why;
   if (!why.empty()) return {StatusCode::kBackend, CalledScript(script) + " " + why};
   return ParseDiscovered(outcome.output, script, slots_per_host, out);
 }

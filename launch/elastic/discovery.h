@@ -43,10 +43,10 @@ class Discovery {
   const core::Duration interval_;
   Child child_;
   std::string printed_;
-  std::string said_;        // on standard error
+  std::string said_;  // on standard error
   bool killed_ = false;
-  std::string complaint_;   // the last
-  core::TimePoint until_;   // it runs again, or is killed
+  std::string complaint_;  // the last
+  core::TimePoint until_;  // it runs again, or is killed
 };
 
 }  // namespace sirtaki::launch

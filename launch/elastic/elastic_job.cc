@@ -99,8 +99,8 @@ class ElasticJob {
 
   int Run() {
     for (Settle(); !IsOver(); Settle()) {
-      loop_.Run(std::min({membership_.NextTime(), connections_.NextTime(), discovery_.NextTime(),
-                          end_by_}));
+      loop_.Run(std::min(
+          {membership_.NextTime(), connections_.NextTime(), discovery_.NextTime(), end_by_}));
     }
     EndOrphans("ssh");
     if (!why_.empty()) std::fprintf(stderr, "sirtakirun: %s\n", why_.c_str());
@@ -364,7 +364,8 @@ class ElasticJob {
         return TellPlaces(worker, notice);
       case Kind::kJoined:
         membership_.NoteJoined(worker, notice.generation);
-        if (notice.generation == membership_.generation() && --left_to_join_ == 0) NoteTogether(now);
+        if (notice.generation == membership_.generation() && --left_to_join_ == 0)
+          NoteTogether(now);
         return;
       case Kind::kHasHeard:
         return membership_.NoteHeard(worker, notice.generation);
@@ -383,17 +384,22 @@ class ElasticJob {
     const auto members = std::exchange(beginning_.members, {});
     const std::string address = AddressOfFirst(members);
     for (std::size_t rank = 1; rank < members.size(); ++rank) {
-      Tell(members[rank],
-           {Kind::kPlace, notice.generation, static_cast<int>(rank),
-            static_cast<int>(members.size()), notice.port, address, {}});
+      Tell(members[rank], {Kind::kPlace,
+                           notice.generation,
+                           static_cast<int>(rank),
+                           static_cast<int>(members.size()),
+                           notice.port,
+                           address,
+                           {}});
     }
   }
 
   void NoteTogether(TimePoint now) {
-    std::fprintf(stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
-                 membership_.generation() == 1
-                     ? ""
-                     : (", " + core::DurationText(now - over_at_) + " after the one before").c_str());
+    std::fprintf(
+        stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
+        membership_.generation() == 1
+            ? ""
+            : (", " + core::DurationText(now - over_at_) + " after the one before").c_str());
     over_at_ = TimePoint::max();
   }
 
@@ -410,8 +416,8 @@ class ElasticJob {
     output_.Finish(id);
     if (!is_ending() && how != WorkerEnd::kFinished) {
       std::fprintf(stderr, "sirtakirun: worker %d on host %s %s%s\n", id,
-                   found->second.host.c_str(),
-                   how == WorkerEnd::kLost ? "is lost: " : "", why.c_str());
+                   found->second.host.c_str(), how == WorkerEnd::kLost ? "is lost: " : "",
+                   why.c_str());
     }
     workers_.erase(found);
     membership_.NoteEnd(id, how, why, Clock::now());
@@ -502,8 +508,7 @@ Status PrepareElastic(LaunchOptions* options) {
   const int wanted = std::max({options->np, options->max_np, options->min_np});
   if (!options->host_discovery_script.empty()) {
     HostList hosts;
-    Status status =
-        DiscoverOnce(options->host_discovery_script, options->slots_per_host, &hosts);
+    Status status = DiscoverOnce(options->host_discovery_script, options->slots_per_host, &hosts);
     if (!status.ok()) return status;
     if (hosts.empty()) {
       return {StatusCode::kInvalidArgument, "--host-discovery-script " +
@@ -527,9 +532,9 @@ Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_ti
   limits.min_ranks = options.min_np;
   limits.max_ranks = most > 0 ? most : may_grow ? kMaxRanks : slots;
   if (!may_grow && slots < limits.min_ranks) {
-    return {StatusCode::kInvalidArgument, options.Called("min-np") + " " +
-                                              std::to_string(limits.min_ranks) + ": the hosts have " +
-                                              CountText(static_cast<std::size_t>(slots), "slot")};
+    return {StatusCode::kInvalidArgument,
+            options.Called("min-np") + " " + std::to_string(limits.min_ranks) +
+                ": the hosts have " + CountText(static_cast<std::size_t>(slots), "slot")};
   }
   if (options.reset_limit >= 0) limits.resets = options.reset_limit;
   limits.timeout = std::chrono::seconds(options.elastic_timeout);

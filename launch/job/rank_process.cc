@@ -42,7 +42,7 @@ constexpr auto kConnectTimeout = std::chrono::seconds(20);
 constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signal
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
-constexpr auto kFarewell = std::chrono::seconds(5);  // to hand over the last words
+constexpr auto kFarewell = std::chrono::seconds(5);         // to hand over the last words
 constexpr auto kTellAgain = std::chrono::milliseconds(50);  // a program that had no room for it
 constexpr int kNoticesATurn = 16;
 constexpr int kLastNotices = 1000;  // more than a queue of them has room for
@@ -183,11 +183,11 @@ class RankProcess {
   void Start(const GoMessage& go) {
     if (started_) return;
     started_ = true;
-    Command command{program_,
-                    {},
-                    {std::string(kAddressVariable), std::string(kKeyVariable),
-                     std::string(kNetworkVariable), std::string(kFolderVariable),
-                     std::string(kElasticJobVariable)}};
+    Command command{
+        program_,
+        {},
+        {std::string(kAddressVariable), std::string(kKeyVariable), std::string(kNetworkVariable),
+         std::string(kFolderVariable), std::string(kElasticJobVariable)}};
     AddPlace(go, &command);
     command.unset.insert(command.unset.end(), kPlaceVariables.begin(), kPlaceVariables.end());
     AddMedium(&command);

@@ -189,14 +189,15 @@ OptionGroup ElasticOptions() {
   OptionGroup group = {
       "Elastic jobs, in which ranks and hosts come and go (docs/elastic.md)",
       {Number("min-np", 0, "N",
-              "With how many ranks the job goes on; with fewer it waits for others. Default: 1.",
-              1, kMaxRanks, &O::min_np),
+              "With how many ranks the job goes on; with fewer it waits for others. Default: 1.", 1,
+              kMaxRanks, &O::min_np),
        Number("max-np", 0, "N",
-              "How many ranks the job has at most. Default: np, or one for each slot of the hosts.", 1,
-              kMaxRanks, &O::max_np),
-       Text("host-discovery-script", 0, "FILE",
-            R"(A program that prints the hosts that there are now, in lines "host:slots" or "host".)",
-            &O::host_discovery_script),
+              "How many ranks the job has at most. Default: np, or one for each slot of the hosts.",
+              1, kMaxRanks, &O::max_np),
+       Text(
+           "host-discovery-script", 0, "FILE",
+           R"(A program that prints the hosts that there are now, in lines "host:slots" or "host".)",
+           &O::host_discovery_script),
        Number("slots-per-host", 0, "N", "The slots of a host of the script without its own.", 1,
               kMaxRanks, &O::slots_per_host),
        Number("discovery-interval", 0, "S", "How often the script runs. Default: 1 second.", 1,
@@ -249,7 +250,8 @@ OptionGroup OutputOptions() {
 }
 
 std::vector<OptionGroup> MakeGroups() {
-  return {RankOptions(), StartOptions(), ElasticOptions(), OutputOptions(), LibraryOptions(), HorovodOptions()};
+  return {RankOptions(),   StartOptions(),   ElasticOptions(),
+          OutputOptions(), LibraryOptions(), HorovodOptions()};
 }
 
 // Other spellings, most of them Horovod's.
@@ -259,16 +261,16 @@ std::string_view Spelling(std::string_view name) {
     std::string_view name;
   };
   constexpr std::array<Alias, 11> kAliases = {{{"num-proc", "np"},
-                                              {"min-num-proc", "min-np"},
-                                              {"max-num-proc", "max-np"},
-                                              {"slots", "slots-per-host"},
-                                              {"host", "hosts"},
-                                              {"network-interface", "network-interfaces"},
-                                              {"nics", "network-interfaces"},
-                                              {"prefix-output-with-timestamp", "prefix-timestamp"},
-                                              {"x", "export"},
-                                              {"gloo", "no-mpi"},
-                                              {"cb", "check-build"}}};
+                                               {"min-num-proc", "min-np"},
+                                               {"max-num-proc", "max-np"},
+                                               {"slots", "slots-per-host"},
+                                               {"host", "hosts"},
+                                               {"network-interface", "network-interfaces"},
+                                               {"nics", "network-interfaces"},
+                                               {"prefix-output-with-timestamp", "prefix-timestamp"},
+                                               {"x", "export"},
+                                               {"gloo", "no-mpi"},
+                                               {"cb", "check-build"}}};
   for (const Alias& alias : kAliases) {
     if (alias.other == name) return alias.name;
   }

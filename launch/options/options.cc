@@ -170,9 +170,11 @@ Status RefuseTwice(const std::vector<Given>& from_flags) {
 // The ranks of an MPI are as many to its end as at its start.
 Status CheckElastic(LaunchOptions* options) {
   const auto refuse = [](const std::string& flag, const std::string& why) {
-    return Status(StatusCode::kInvalidArgument, flag + " cannot be given for an elastic job: " + why);
+    return Status(StatusCode::kInvalidArgument,
+                  flag + " cannot be given for an elastic job: " + why);
   };
-  const bool is_mpis = options->mpi || (options->launcher != "auto" && options->launcher != "sirtakirun");
+  const bool is_mpis =
+      options->mpi || (options->launcher != "auto" && options->launcher != "sirtakirun");
   if (is_mpis) {
     return refuse(options->Called(options->mpi ? "mpi" : "launcher"),
                   "sirtakirun starts its ranks itself, since MPI cannot go on without one of them");
@@ -186,8 +188,9 @@ Status CheckElastic(LaunchOptions* options) {
   const std::string script = options->Called("host-discovery-script");
   if (!options->host_discovery_script.empty() &&
       (!options->hosts.empty() || !options->hostfile.empty())) {
-    return refuse(options->Called(options->hosts.empty() ? "hostfile" : "hosts") + " beside " + script,
-                  "the script names the hosts");
+    return refuse(
+        options->Called(options->hosts.empty() ? "hostfile" : "hosts") + " beside " + script,
+        "the script names the hosts");
   }
   const int most = options->max_np > 0 ? options->max_np : options->np;
   if (most > 0 && (options->min_np > most || options->np > most)) {

@@ -47,8 +47,9 @@ Status ElasticWorker::Open(const core::EnvironmentView& env) {
   if (fd_ >= 0) return Status::Ok();
   const auto to = env.Find(core::kStartNoticeVariable);
   if (!to) {
-    return {StatusCode::kBackend, "a job that is elastic: " + std::string(core::kStartNoticeVariable) +
-                                      " is not set, which sirtakirun sets: pass it on to the program"};
+    return {StatusCode::kBackend,
+            "a job that is elastic: " + std::string(core::kStartNoticeVariable) +
+                " is not set, which sirtakirun sets: pass it on to the program"};
   }
   to_ = *to;
   std::string own_name;
@@ -63,8 +64,8 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
   const TimePoint deadline = Clock::now() + kPatience;
   while (!core::SendNotice(fd_, to_, core::StartNotice::kElastic, bytes)) {
     if (errno != EAGAIN || Clock::now() >= deadline) {
-      return {StatusCode::kShutDown, std::string("the sirtakirun around this process is gone: ") +
-                                         std::strerror(errno)};
+      return {StatusCode::kShutDown,
+              std::string("the sirtakirun around this process is gone: ") + std::strerror(errno)};
     }
     std::this_thread::sleep_for(kTryAgain);
   }
@@ -73,8 +74,7 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
 
 std::vector<int> ElasticWorker::LostRanks() const {
   const Status why = session_ ? session_->fault() : failed_start_;
-  const bool is_loss =
-      why.code() == StatusCode::kPeerLost || why.code() == StatusCode::kTimedOut;
+  const bool is_loss = why.code() == StatusCode::kPeerLost || why.code() == StatusCode::kTimedOut;
   const int rank = why.origin().rank;
   if (!is_loss || rank < 0 || rank >= place_.size || rank == place_.rank) return {};
   return {rank};

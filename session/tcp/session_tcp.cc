@@ -145,9 +145,8 @@ Status MakeMedium(tcp::Place place, const StartOptions& options, tcp::MeetingTer
   status = made->FindTopology(deadline);
   if (!status.ok()) return status;
   const Topology& topology = made->topology();
-  core::ConfigureLog({options.config.log_level,
-                      options.config.log_time,
-                      {topology.rank, topology.host}});
+  core::ConfigureLog(
+      {options.config.log_level, options.config.log_time, {topology.rank, topology.host}});
   *medium = std::move(made);
   return Status::Ok();
 }
@@ -190,10 +189,10 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
     const tcp::Place at{place.rank, place.size, place.address, place.port,
                         core::HexText(core::HmacSha256(secret, about))};
     std::unique_ptr<Medium> medium;
-    status = MakeMedium(at, options,
-                        {[&worker](int port) { worker.TellListens(port); },
-                         [&worker] { return worker.WhyOver(); }},
-                        &medium);
+    status = MakeMedium(
+        at, options,
+        {[&worker](int port) { worker.TellListens(port); }, [&worker] { return worker.WhyOver(); }},
+        &medium);
     if (status.ok()) status = Create(std::move(medium), options, /*is_process=*/true, session);
     if (status.ok()) {
       worker.Enter(*session);
