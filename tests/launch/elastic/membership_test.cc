@@ -111,6 +111,7 @@ ElasticLimits Limits(int least, int most) {
   limits.min_ranks = least;
   limits.max_ranks = most;
   limits.timeout = seconds(60);
+  limits.orphan_time = seconds(10);
   return limits;
 }
 
@@ -163,6 +164,39 @@ TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
 6 start 3 on a:1
 8 announce in 2: 1 worker comes
 8.1 begin 3 with 0,3,2
+)");
+}
+
+// A worker with a lower number may have come later, and not have the state yet.
+TEST(MembershipTest, TheOneThatHasTrainedLongestIsRank0) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:2
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    3 failed 1,2
+    3.1 ready 0
+    3.2 joined 0 2
+    5 ready 4
+    5.1 wait
+    6 ready 0
+    6.1 joined 0,4 3
+    7 ready 3
+    7.1 ready 0,4
+    7.2 failed 0
+    7.3 ready 3,4)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+1 begin 1 with 0,1,2
+3 end 1 for 0,2: worker 1 on host b: died of SIGKILL
+3.1 begin 2 with 0
+4 start 3 on b:0
+4 start 4 on b:1
+5.3 announce in 2: 1 worker comes
+6 begin 3 with 0,4
+7 announce in 3: 1 worker comes
+7.1 begin 4 with 0,4,3
+7.2 end 4 for 3,4: worker 0 on host a: died of SIGKILL
+7.3 begin 5 with 4,3
 )");
 }
 
