@@ -7,11 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/environment.h"
 #include "frameworks/python/bindings.h"
 #include "frameworks/python/handle.h"
 #include "ops/nccl/nccl_api.h"
-#include "session/elastic/elastic_worker.h"
+#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/mpi_calls.h"
 #include "sirtaki/random.h"
 #include "sirtaki/session.h"
@@ -60,13 +59,9 @@ void BindSession(py::module_& module) {
   module.def("pause_mpi", &WithTimeout<detail::PauseMpi>, Waiting());
   module.def("resume_mpi", &WithTimeout<detail::ResumeMpi>, Waiting());
 
-  module.attr("is_elastic") = session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess());
-  module.def(
-      "elastic_generation", [] { return session::ElasticWorker::OfProcess().generation(); },
-      WithoutGil());
-  module.def(
-      "elastic_change", [] { return session::ElasticWorker::OfProcess().WhyChange(); },
-      WithoutGil());
+  module.attr("is_elastic") = detail::IsElastic();
+  module.def("elastic_generation", &detail::ElasticGeneration, WithoutGil());
+  module.def("elastic_change", &detail::ElasticChange, WithoutGil());
 
   module.attr("mpi_built") = !detail::MpiModules().empty();
   module.attr("nccl_version") = ops::nccl::kDeclaredVersion;

@@ -22,7 +22,9 @@
 #include "frameworks/torch/session/set_membership.h"
 #include "frameworks/torch/tensors/cpu_allocator.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "session/elastic/elastic_worker.h"
 #include "session/session.h"
+#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/mpi_calls.h"
 #include "sirtaki/error.h"
 
@@ -209,6 +211,10 @@ void* LockMpi() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (gate != nullptr) static_cast<core::Gate*>(gate)->Unlock();
 }
+
+bool IsElastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
+int ElasticGeneration() { return session::ElasticWorker::OfProcess().generation(); }
+std::string ElasticChange() { return session::ElasticWorker::OfProcess().WhyChange(); }
 
 std::vector<std::string> MpiModules() { return session::Session::MpiModules(); }
 
