@@ -26,7 +26,7 @@ def main(enough):
     say("pid", os.getpid())
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9),
                                          model.named_parameters())
     generator = torch.Generator().manual_seed(7)

@@ -38,9 +38,9 @@ class Settings:
 
     def agreed(self) -> _C.ReducerSettings:
         """Collective: what is wrong with them on one rank is told to all."""
-        return agreed(self._checked, self.process_set)
+        return agreed(self.checked, self.process_set)
 
-    def _checked(self) -> _C.ReducerSettings:
+    def checked(self) -> _C.ReducerSettings:
         hook = self.hook
         rest = {
             **self.rest,

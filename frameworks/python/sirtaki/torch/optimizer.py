@@ -120,9 +120,12 @@ class _DistributedOptimizer:
             self._sirtaki_made_of.__dict__.update(state=self.state, param_groups=self.param_groups)
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction again: with other settings, or after another init(). Collective."""
+        """Makes the reduction again: with other settings, or after another init(). Collective, with the same calls as
+        DistributedOptimizer(): ranks that come to an elastic job make theirs while the others make it again."""
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
-        settings = self._sirtaki_settings.agreed()
+        self._sirtaki_make(self._sirtaki_settings.agreed())
+
+    def _sirtaki_make(self, settings: _C.ReducerSettings) -> None:
         made: Union[_C.OptimizerReducer, _Outside] = _Outside()
         if self.process_set.included() is not False:
             made = without_garbage(lambda: _C.OptimizerReducer(self.param_groups, settings))
@@ -419,7 +422,11 @@ def DistributedOptimizer(
             shard_over=shard_over,
         )
 
-    settings = agreed(settings_of_arguments, process_set)
+    def settings_for_reducer() -> Tuple[Settings, _C.ReducerSettings]:
+        settings = settings_of_arguments()
+        return settings, settings.checked()
+
+    settings, for_reducer = agreed(settings_for_reducer, process_set)
     base = type(optimizer)
     made: Any = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     wrapped = made.__new__(made)
@@ -431,5 +438,5 @@ def DistributedOptimizer(
     wrapped._sirtaki_shards = optimizer._sirtaki_shards = Shards()  # type: ignore[attr-defined]
     wrapped._sirtaki_stepped = False
     wrapped._sirtaki_synchronized = wrapped._sirtaki_skips = False
-    wrapped._sirtaki_rebuild()
+    wrapped._sirtaki_make(for_reducer)
     return wrapped

@@ -122,7 +122,7 @@ class DistributedDataParallel(torch.nn.Module):
             shard_over="all",
         )
         self._reducer: Optional[_C.ModuleReducer] = None
-        self._sirtaki_rebuild()
+        self._make()
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_settings": None, "_reducer": None}
@@ -135,7 +135,12 @@ class DistributedDataParallel(torch.nn.Module):
         return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction, and again after another init(). Collective."""
+        """Makes the reduction again after another init(). Collective, with the same calls as the constructor: ranks that come
+        to an elastic job make theirs while the others make it again."""
+        agreed(lambda: None, self._process_set)
+        self._make()
+
+    def _make(self) -> None:
         mine = (self._broadcasts_buffers, self._init_sync)
         of_ranks = allgather_object(mine, "sirtaki/DistributedDataParallel", self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):
