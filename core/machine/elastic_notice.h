@@ -24,6 +24,7 @@ struct ElasticNotice {
     kListens,  // it is rank 0 of the generation, and listens at `port`
     kJoined,   // it is in the generation, with all others
     kHasHeard,  // that the generation is over
+    kKnows,     // that it is to change
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
               // rank 0 itself the port is 0: any

@@ -368,7 +368,9 @@ class ElasticJob {
           NoteTogether(now);
         return;
       case Kind::kHasHeard:
-        return membership_.NoteHeard(worker, notice.generation);
+        return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kOver);
+      case Kind::kKnows:
+        return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kChange);
       case Kind::kPlace:
       case Kind::kOver:
       case Kind::kChange:

@@ -80,7 +80,7 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
   }
   if (!was_member) return;
   const std::string why = NameOf(worker, asking.host) + " has asked for another group";
-  if (!announced_ || !suspects.empty()) return GoOver(why, now);
+  if (!IsToChange() || !suspects.empty()) return GoOver(why, now);
   // The others are about to, and are not to be disturbed in the step that they share with it.
   if (!IsOver()) over_at_ = now;
 }
@@ -91,9 +91,11 @@ void Membership::NoteJoined(WorkerId worker, int generation) {
   if (found->second.state == State::kMember) found->second.joined = true;
 }
 
-void Membership::NoteHeard(WorkerId worker, int generation) {
+void Membership::NoteHeard(WorkerId worker, int generation, Heard what) {
   const auto found = workers_.find(worker);
-  if (found != workers_.end() && generation == generation_) found->second.heard = true;
+  const bool is_told_of = what == (told_at_ == kNever ? Heard::kChange : Heard::kOver);
+  if (found != workers_.end() && generation == generation_ && is_told_of)
+    found->second.heard = true;
 }
 
 void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, TimePoint now) {
@@ -134,6 +136,7 @@ void Membership::TellOver(const std::string& why, TimePoint now) {
   if (told_at_ != kNever) return;
   told_at_ = now;
   const std::vector<WorkerId> left = Members();
+  for (const WorkerId id : left) workers_.at(id).heard = false;
   if (!left.empty()) orders_.push_back(EndGeneration{generation_, left, why});
 }
 
@@ -176,11 +179,14 @@ void Membership::Drop(WorkerId id, const std::string& why, TimePoint now) {
   Evict(id, last_end_, now);
 }
 
-// The time at which a worker that is starting, or is to leave a generation, must have asked. One that
-// is busy answers at once, and asks later.
-TimePoint Membership::MustAskBy(const Worker& worker) const {
+// The time at which a worker that is starting must have asked, and one that is to leave a generation
+// must have answered or asked. One that is busy answers at once, and asks later.
+TimePoint Membership::MustAnswerBy(const Worker& worker) const {
   if (worker.state == State::kStarting) return worker.since + limits_.timeout;
-  if (worker.state != State::kMember || told_at_ == kNever) return kNever;
+  if (worker.state != State::kMember) return kNever;
+  if (told_at_ == kNever) {
+    return IsToChange() && !worker.heard ? announced_at_ + limits_.answer_time : kNever;
+  }
   if (worker.heard) return told_at_ + limits_.timeout;
   if (worker.suspected_at != kNever) {
     return std::max(worker.suspected_at, told_at_) + limits_.suspect_time;
@@ -193,9 +199,10 @@ void Membership::EvictSilent(TimePoint now) {
     TellOver("a change was announced, and others have left", now);
   }
   for (const auto& [id, worker] : workers_) {
-    if (now < MustAskBy(worker)) continue;
+    if (now < MustAnswerBy(worker)) continue;
     const bool is_member = worker.state == State::kMember;
     Drop(id, is_member ? "it does not leave its group" : "its program does not begin", now);
+    if (is_member) GoOver(last_end_, now);
   }
 }
 
@@ -355,7 +362,8 @@ void Membership::Begin(TimePoint now) {
   ++generation_;
   over_at_ = told_at_ = kNever;
   begun_at_ = now;
-  announced_ = weighed_ = false;
+  announced_at_ = kNever;
+  weighed_ = false;
   suspicions_.clear();
   for (const WorkerId id : chosen) {
     Worker& worker = workers_.at(id);
@@ -399,11 +407,12 @@ std::string Membership::ChangeThatWaits(TimePoint now) const {
 }
 
 void Membership::Announce(TimePoint now) {
-  if (IsOver() || announced_) return;
+  if (IsOver() || IsToChange()) return;
   if (limits_.resets && generation_ > *limits_.resets) return;  // for a failure alone
   const std::string why = ChangeThatWaits(now);
   if (why.empty()) return;
-  announced_ = true;
+  announced_at_ = now;
+  for (const WorkerId id : Members()) workers_.at(id).heard = false;
   orders_.push_back(AnnounceChange{generation_, why});
 }
 
@@ -449,7 +458,7 @@ TimePoint Membership::NextTime() const {
   if (told_at_ == kNever) note(over_at_, limits_.answer_time);
   if (!IsOver()) note(begun_at_, limits_.join_timeout);
   for (const auto& [id, worker] : workers_) {
-    note(MustAskBy(worker));
+    note(MustAnswerBy(worker));
     note(worker.ends_by);
     if (worker.state == State::kReady && !IsOver()) note(worker.since, kGatherTime);
     if (worker.state == State::kEnding) note(worker.since, limits_.timeout);

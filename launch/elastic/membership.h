@@ -75,7 +75,8 @@ struct EndWorker {
   std::string why;
   bool operator==(const EndWorker&) const = default;
 };
-// The members are to ask for another generation where they can best: between two steps.
+// The members are to ask for another generation where they can best, between two steps, and to answer at
+// once that they have heard it; see NoteHeard.
 struct AnnounceChange {
   int generation = 0;
   std::string why;
@@ -126,8 +127,10 @@ class Membership {
                  core::TimePoint now);
   // The member is in the generation with all others.
   void NoteJoined(WorkerId worker, int generation);
-  // The member knows that the generation is over, and asks as soon as it can.
-  void NoteHeard(WorkerId worker, int generation);
+  // The member knows that the generation is over, or that a change was announced, and asks as soon as it
+  // can.
+  enum class Heard : std::uint8_t { kOver, kChange };
+  void NoteHeard(WorkerId worker, int generation, Heard what);
   void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
 
   // The orders that follow, in the order in which they are to be carried out.
@@ -146,7 +149,7 @@ class Membership {
     State state = State::kStarting;
     int member_of = 0;        // the last generation that it had a place in; 0: none yet
     bool joined = false;      // that one
-    bool heard = false;       // that it is over
+    bool heard = false;       // that it is over; before, that a change was announced
     core::TimePoint since{};  // it was started; then, it has asked; then, it was told to end
     core::TimePoint first_begun = kNever;  // its first generation
     core::TimePoint suspected_at = kNever;
@@ -168,6 +171,7 @@ class Membership {
 
   bool IsListed(const Worker& worker) const { return worker.slot < hosts_.at(worker.host).slots; }
   bool IsOver() const { return over_at_ != kNever; }
+  bool IsToChange() const { return announced_at_ != kNever; }
   // It was in the generation that is over, and has asked for another one.
   bool IsSurvivor(const Worker& worker) const;
   bool HasAny(State state) const;
@@ -180,7 +184,7 @@ class Membership {
   void Blame(const Worker& worker, core::TimePoint now);
   void Evict(WorkerId id, const std::string& why, core::TimePoint now);
   void Drop(WorkerId id, const std::string& why, core::TimePoint now);
-  core::TimePoint MustAskBy(const Worker& worker) const;
+  core::TimePoint MustAnswerBy(const Worker& worker) const;
   void EvictSilent(core::TimePoint now);
   void EvictNotJoined(core::TimePoint now);
   void ForgetOrphans(core::TimePoint now);
@@ -201,14 +205,14 @@ class Membership {
   int failed_starts_ = 0;  // until one has asked
   bool has_one_asked_ = false;
   int generation_ = 0;
-  bool announced_ = false;             // a change of the generation
-  core::TimePoint begun_at_ = kNever;  // the generation; kNever: all have had their time
-  core::TimePoint over_at_ = kNever;   // kNever: the generation goes on
-  core::TimePoint told_at_ = kNever;   // the members, that it is over
-  std::set<Suspicion> suspicions_;     // since then
-  bool weighed_ = false;               // they were
-  std::map<Pair, int> quarrels_;       // in so many generations in a row
-  std::string last_end_;               // why a worker has ended
+  core::TimePoint announced_at_ = kNever;  // a change of the generation
+  core::TimePoint begun_at_ = kNever;      // the generation; kNever: all have had their time
+  core::TimePoint over_at_ = kNever;       // kNever: the generation goes on
+  core::TimePoint told_at_ = kNever;       // the members, that it is over
+  std::set<Suspicion> suspicions_;         // since then
+  bool weighed_ = false;                   // they were
+  std::map<Pair, int> quarrels_;           // in so many generations in a row
+  std::string last_end_;                   // why a worker has ended
   std::optional<std::string>
       finished_;  // a program has ended well; else what went wrong afterwards
   bool ended_ = false;

@@ -3,8 +3,11 @@
 #include <poll.h>
 
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -74,9 +77,15 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
 
 std::vector<int> ElasticWorker::LostRanks() const {
   const Status why = session_ ? session_->fault() : failed_start_;
-  const bool is_loss = why.code() == StatusCode::kPeerLost || why.code() == StatusCode::kTimedOut;
-  const int rank = why.origin().rank;
-  if (!is_loss || rank < 0 || rank >= place_.size || rank == place_.rank) return {};
+  // The origin is who has seen the loss. Each text of a lost rank begins with its number.
+  constexpr std::string_view kBegin = "rank ";
+  const std::string& text = why.message();
+  if (why.code() != StatusCode::kPeerLost || !text.starts_with(kBegin)) return {};
+  int rank = -1;
+  const char* const end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data() + kBegin.size(), end, rank);
+  const bool is_one = error == std::errc() && std::string_view(after, end).starts_with(" is lost");
+  if (!is_one || rank < 0 || rank >= place_.size || rank == place_.rank) return {};
   return {rank};
 }
 
@@ -169,6 +178,7 @@ void ElasticWorker::Hear(const ElasticNotice& notice) {
     } else if (notice.kind == Kind::kChange && notice.generation == place_.generation) {
       to_change_ = notice.generation;
       why_change_ = notice.text;
+      static_cast<void>(Tell({Kind::kKnows, notice.generation, 0, 0, 0, "", {}}));
     } else if (notice.kind == Kind::kOver && notice.generation == place_.generation) {
       over_ = notice.generation;
       why = "generation " + std::to_string(notice.generation) + " is over: " + notice.text;

@@ -158,8 +158,9 @@ bool MayPass(const Status& status) {
   return std::ranges::find(kCodes, status.code()) != kCodes.end();
 }
 
-// That many in a row for which nobody else is to blame, and the last one counts.
-constexpr int kMostFailedStarts = 3;
+// Others that end while they come are mostly the reason, and a process is not told so. After that many in
+// a row it is something else.
+constexpr int kMostFailedStarts = 10;
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 
+FAULTS = int(os.environ.get("ELASTIC_FAULTS", "10"))
 PATIENCE = 120.0  # for an event, on a machine that others use
 
 
@@ -57,6 +59,27 @@ class Job:
 
     def pid(self, worker):
         return int(self.wait_for(rf"^\[{worker}\] pid (\d+)")[1][1])
+
+    def members(self):
+        """The workers of the newest generation that are still there."""
+        with self.news:
+            lines = list(self.lines)
+        members = set()
+        for line in lines:
+            if found := re.search(r"generation \d+: \d+ ranks?: workers (.*)", line):
+                members = set()
+                for first, last in re.findall(r"(\d+)(?:-(\d+))?(?=[ ,-])", found[1]):
+                    members.update(range(int(first), int(last or first) + 1))
+            elif found := re.search(r"worker (\d+) on host", line):
+                members.discard(int(found[1]))
+        return sorted(members)
+
+    def hit(self, choose):
+        """Kills or stops one of the members."""
+        victim = choose.choice(self.members())
+        how = choose.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
+        print(f"--- {how.name} to worker {victim}", flush=True)
+        os.kill(self.pid(victim), how)
 
     def mark(self):
         with self.news:
@@ -116,7 +139,27 @@ def below_the_minimum(start):
     job.check_equal(2)
 
 
-CASES = [killed_and_replaced, stopped, below_the_minimum]
+def many_faults(start):
+    """Workers are killed and stopped at random, also while others join: no hang, and the same parameters everywhere."""
+    seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
+    choose = random.Random(seed)
+    job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1")
+    at, _ = job.wait_for(r"generation 1 has begun")
+    for _ in range(FAULTS):
+        at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
+        if choose.random() < 0.6 and len(job.members()) < 4:
+            at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
+        time.sleep(choose.uniform(0, 0.3))
+        at = job.mark()
+        job.hit(choose)
+        at, _ = job.wait_for(r"generation \d+ is over", at)
+    job.wait_for(r"epoch \d+ 4", at)
+    assert job.end() == 0
+    job.check_equal(4)
+
+
+CASES = [killed_and_replaced, stopped, below_the_minimum, many_faults]
 
 
 def main(sirtakirun, python, *names):

@@ -224,6 +224,13 @@ class World {
   }
   void Do(const AnnounceChange& order) {
     ASSERT_EQ(order.generation, membership_.generation());
+    for (const WorkerId id : begun_[order.generation]) {
+      At(Late(), [this, id, generation = order.generation] {
+        const auto found = processes_.find(id);
+        if (found == processes_.end() || found->second.stopped) return;
+        membership_.NoteHeard(id, generation, Membership::Heard::kChange);
+      });
+    }
     // Its members leave together, once all have been told.
     At(milliseconds(1000), [this, generation = order.generation] {
       for (const WorkerId id : begun_[generation]) {
@@ -240,7 +247,9 @@ class World {
       At(Late(), [this, id, generation = order.generation] {
         const auto found = processes_.find(id);
         if (found == processes_.end() || found->second.stopped || found->second.asks) return;
-        At(Late(), [this, id, generation] { membership_.NoteHeard(id, generation); });
+        At(Late(), [this, id, generation] {
+          membership_.NoteHeard(id, generation, Membership::Heard::kOver);
+        });
         // It may be busy.
         At(milliseconds(Draw(0, 3) == 0 ? 8000 : 0), [this, id, generation] {
           const auto there = processes_.find(id);

@@ -49,7 +49,8 @@ std::string Text(const ElasticOrder& order) {
 
 // Plays a script. A line is a time in seconds, a word, and what it is about:
 //   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
-//   heard 1 1            finished 0      failed 1            gone 1      wait
+//   heard 1 1            knows 1 1 (of the change)
+//   finished 0      failed 1            gone 1      wait
 // Gives the orders, each with its time.
 std::string Played(ElasticLimits limits, const std::string& script) {
   const core::TimePoint start = core::TimePoint() + std::chrono::hours(1);
@@ -95,7 +96,12 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (one.empty()) continue;
       const int id = std::stoi(std::string(one));
       if (word == "ready") membership.NoteReady(id, generations[id], suspects, now);
-      if (word == "heard") membership.NoteHeard(id, std::stoi(more));
+      if (word == "heard") {
+        membership.NoteHeard(id, std::stoi(more), Membership::Heard::kOver);
+      }
+      if (word == "knows") {
+        membership.NoteHeard(id, std::stoi(more), Membership::Heard::kChange);
+      }
       if (word == "joined") membership.NoteJoined(id, std::stoi(more));
       if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
       if (word == "failed") membership.NoteEnd(id, WorkerEnd::kFailed, "died of SIGKILL", now);
@@ -164,6 +170,42 @@ TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
 6 start 3 on a:1
 8 announce in 2: 1 worker comes
 8.1 begin 3 with 0,3,2
+)");
+}
+
+// Nobody else misses one that is stopped and alone.
+TEST(MembershipTest, AMemberThatDoesNotHearOfAChangeIsStopped) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
+    1 ready 0
+    2 joined 0 1
+    3 hosts a:1,b:1
+    4 ready 1
+    12 wait
+    12.1 failed 0
+    20 wait)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+3 start 1 on b:0
+4 announce in 1: 1 worker comes
+9 kill 0: worker 0 on host a: it does not leave its group
+9 begin 2 with 1
+12.1 start 2 on a:0
+)");
+}
+
+TEST(MembershipTest, AMemberThatKnowsOfAChangeHasItsTime) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
+    1 ready 0
+    2 joined 0 1
+    3 hosts a:1,b:1
+    4 ready 1
+    4.1 knows 0 1
+    30 ready 0)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+3 start 1 on b:0
+4 announce in 1: 1 worker comes
+30 begin 2 with 0,1
 )");
 }
 

@@ -98,6 +98,13 @@ class Settings:
         return call
 
 
+class Deferral:
+    """In an elastic job nothing is agreed on before elastic.run() begins: ranks that come later would be alone with it. What
+    was made until then is set up by run(), on all ranks."""
+
+    is_in_force = _C.is_elastic
+
+
 Reducer = TypeVar("Reducer")
 _made: weakref.WeakSet[Any] = weakref.WeakSet()  # the reducers that Python has not let go yet
 

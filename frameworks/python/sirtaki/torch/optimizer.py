@@ -12,7 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError,
 from sirtaki.torch._consolidated import consolidated
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import SHARDS, Named, Settings, without_garbage
+from sirtaki.torch._reduction import SHARDS, Deferral, Named, Settings, without_garbage
 from sirtaki.torch._shards import Shards, by_element, check_run, check_steps, is_cut, new_run
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
@@ -63,6 +63,11 @@ class _Gone:
     """In the reducer's place while it is made, and after that has failed: nothing is to be done without it."""
 
     def __getattr__(self, name: str) -> Any:
+        if Deferral.is_in_force:
+            raise NotInitializedError(
+                "in an elastic job an optimizer is set up when elastic.run() begins: make it part of the state, as in "
+                "elastic.TorchState(optimizer=optimizer), and use it in the function that run() calls"
+            )
         raise NotInitializedError("the reduction of this optimizer could not be set up: make a new optimizer")
 
 
@@ -120,8 +125,7 @@ class _DistributedOptimizer:
             self._sirtaki_made_of.__dict__.update(state=self.state, param_groups=self.param_groups)
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction again: with other settings, or after another init(). Collective, with the same calls as
-        DistributedOptimizer(): ranks that come to an elastic job make theirs while the others make it again."""
+        """Makes the reduction again: with other settings, or after another init(). Collective."""
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
         self._sirtaki_make(self._sirtaki_settings.agreed())
 
@@ -426,7 +430,8 @@ def DistributedOptimizer(
         settings = settings_of_arguments()
         return settings, settings.checked()
 
-    settings, for_reducer = agreed(settings_for_reducer, process_set)
+    is_deferred = Deferral.is_in_force
+    settings, for_reducer = settings_for_reducer() if is_deferred else agreed(settings_for_reducer, process_set)
     base = type(optimizer)
     made: Any = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     wrapped = made.__new__(made)
@@ -438,5 +443,7 @@ def DistributedOptimizer(
     wrapped._sirtaki_shards = optimizer._sirtaki_shards = Shards()  # type: ignore[attr-defined]
     wrapped._sirtaki_stepped = False
     wrapped._sirtaki_synchronized = wrapped._sirtaki_skips = False
-    wrapped._sirtaki_make(for_reducer)
+    wrapped._sirtaki_reducer = _Gone()
+    if not is_deferred:
+        wrapped._sirtaki_make(for_reducer)
     return wrapped

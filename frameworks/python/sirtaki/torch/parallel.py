@@ -12,7 +12,7 @@ import torch
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, UnsupportedError
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import Settings, without_garbage
+from sirtaki.torch._reduction import Deferral, Settings, without_garbage
 from sirtaki.torch._structures import moved, tensors_of
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
@@ -97,7 +97,8 @@ class DistributedDataParallel(torch.nn.Module):
                 raise ValueError(f"device_ids is {device_ids}; give one device or none: a rank has one")
             return torch.device(device_ids[0]) if device_ids else None
 
-        self._device = agreed(device_of_arguments, process_set)
+        is_deferred = Deferral.is_in_force
+        self._device = device_of_arguments() if is_deferred else agreed(device_of_arguments, process_set)
         self.module = module
         self._init_sync = init_sync
         self._process_set = process_set
@@ -122,7 +123,8 @@ class DistributedDataParallel(torch.nn.Module):
             shard_over="all",
         )
         self._reducer: Optional[_C.ModuleReducer] = None
-        self._make()
+        if not is_deferred:
+            self._sirtaki_rebuild()
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_settings": None, "_reducer": None}
@@ -135,12 +137,7 @@ class DistributedDataParallel(torch.nn.Module):
         return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction again after another init(). Collective, with the same calls as the constructor: ranks that come
-        to an elastic job make theirs while the others make it again."""
-        agreed(lambda: None, self._process_set)
-        self._make()
-
-    def _make(self) -> None:
+        """Makes the reduction, and again after another init(). Collective."""
         mine = (self._broadcasts_buffers, self._init_sync)
         of_ranks = allgather_object(mine, "sirtaki/DistributedDataParallel", self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):

@@ -8,6 +8,7 @@ from typing import Any, Callable, TypeVar
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
+from sirtaki.torch._reduction import Deferral
 from sirtaki.torch.session import _init_again
 
 from .state import State
@@ -58,12 +59,17 @@ def run(func: Function) -> Function:
         commits = state.commits
         skip_sync = False
         must_reset = False
+        must_make = _C.is_elastic
+        Deferral.is_in_force = False
         while True:
             try:
                 if must_reset:
                     reset()
                     must_reset = False
                     state.on_reset()
+                elif must_make:
+                    state.reset()
+                must_make = False
                 if not skip_sync:
                     state.sync()
                 return func(state, *args, **kwargs)
@@ -78,7 +84,8 @@ def run(func: Function) -> Function:
                 # In an elastic job other ranks' ends are no failures of the program.
                 if failures >= _MOST_FAILURES and not _C.is_elastic:
                     raise
-                state.restore()
+                if hvd.is_initialized():  # else it was lost while it joined, and has restored before
+                    state.restore()
                 skip_sync = False
             must_reset = True
 
