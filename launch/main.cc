@@ -24,6 +24,8 @@
 #include "launch/checks/check_hosts.h"
 #include "launch/checks/host_report.h"
 #include "launch/elastic/elastic_job.h"
+#include "launch/elastic/elastic_options.h"
+#include "launch/hosts/allocation.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job.h"
 #include "launch/job/own_launcher.h"
@@ -55,7 +57,8 @@ ThisMachine FindThisMachine(const LaunchOptions& options) {
   const std::array<core::CpuShare, 1> own = {core::CpusOfThisProcess()};
   const std::string name = HostName();
   // Nobody else writes domains; it may take a while where names are not served.
-  const bool named = !options.hosts.empty() || !options.hostfile.empty();
+  const bool named =
+      !options.hosts.empty() || !options.hostfile.empty() || !options.host_discovery_script.empty();
   return {name, core::SharedCores(own), named ? FullNameOf(name) : name, OwnInterfaces()};
 }
 
@@ -149,7 +152,10 @@ bool CheckProgram(const PlanInput& input, const Plan& plan) {
 int RunElastic(PlanInput input) {
   const LaunchOptions asked = input.options;
   Plan plan;
-  core::Status status = PrepareElastic(&input.options);
+  Allocation allocation;
+  core::Status status = FindAllocation(input.environment, input.read, &allocation);
+  const bool in_allocation = status.ok() && allocation.system != BatchSystem::kNone;
+  status = PrepareElastic(&input.options, in_allocation);
   if (status.ok()) status = MakePlan(input, &plan);
   ElasticLimits limits;
   if (status.ok()) {

@@ -25,6 +25,7 @@ struct ElasticNotice {
     kJoined,   // it is in the generation, with all others
     kHasHeard,  // that the generation is over
     kKnows,     // that it is to change
+    kHasState,  // it has what the others have trained
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
               // rank 0 itself the port is 0: any

@@ -61,6 +61,7 @@ void BindSession(py::module_& module) {
 
   module.attr("is_elastic") = detail::IsElastic();
   module.def("elastic_generation", &detail::ElasticGeneration, WithoutGil());
+  module.def("elastic_tell_state", &detail::TellElasticState, WithoutGil());
   module.def("elastic_change", &detail::ElasticChange, WithoutGil());
 
   module.attr("mpi_built") = !detail::MpiModules().empty();

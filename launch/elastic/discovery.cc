@@ -1,5 +1,7 @@
 #include "launch/elastic/discovery.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -8,6 +10,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "launch/base/descriptor.h"
 #include "launch/base/run_commands.h"
 #include "launch/base/shell_text.h"
 #include "launch/job/failure_judgement.h"
@@ -63,7 +66,10 @@ Status ParseDiscovered(std::string_view text, const std::string& script, int slo
 
 Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out) {
   int signal = 0;
-  const CommandOutcome outcome = RunCommands({{{script}, {}, {}}}, kPatience, 1, &signal).front();
+  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  Command command{{script}, {}, {}};
+  command.input = nothing.get();
+  const CommandOutcome outcome = RunCommands({command}, kPatience, 1, &signal).front();
   if (signal != 0) raise(signal);  // nothing has begun that must be ended first
   const std::string why = outcome.why.empty()
                               ? WhyFailed(outcome.end, outcome.in_time, outcome.error)
@@ -99,6 +105,8 @@ void Discovery::CheckTimes(TimePoint now) {
   said_.clear();
   Command command{{script_}, {}, {}};
   command.own_group = true;
+  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  command.input = nothing.get();
   int error = 0;
   const Status status = child_.Start(command, &error);
   until_ = now + (status.ok() ? core::Duration(kPatience) : interval_);
@@ -112,7 +120,9 @@ std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
   if (!end) return std::nullopt;
   for (const auto& [stream, text] :
        {std::pair(Stream::kOutput, &printed_), std::pair(Stream::kError, &said_)}) {
-    for (std::string more = child_.Read(stream); !more.empty(); more = child_.Read(stream)) {
+    while (text->size() < kMostPrinted) {
+      const std::string more = child_.Read(stream);
+      if (more.empty()) break;
       text->append(more);
     }
   }

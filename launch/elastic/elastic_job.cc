@@ -1,14 +1,10 @@
 #include "launch/elastic/elastic_job.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <iterator>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,17 +13,15 @@
 #include "core/base/rank_ranges.h"
 #include "core/base/text.h"
 #include "core/machine/elastic_notice.h"
-#include "launch/base/child.h"
-#include "launch/base/descriptor.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/elastic/discovery.h"
+#include "launch/elastic/starters.h"
 #include "launch/job/connections.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job_output.h"
 #include "launch/job/leftovers.h"
-#include "launch/job/own_launcher.h"
 #include "launch/plan/routes.h"
 
 namespace sirtaki::launch {
@@ -69,7 +63,6 @@ class ElasticJob {
              const core::EnvironmentView& env, const ElasticLimits& limits)
       : plan_(plan),
         options_(options),
-        machine_(machine),
         env_(env),
         membership_(limits),
         connections_(
@@ -78,7 +71,8 @@ class ElasticJob {
             [this](Connection* connection, const Status& why) { Drop(connection, why); }),
         output_(&loop_),
         discovery_(&loop_, options.host_discovery_script, options.slots_per_host,
-                   std::chrono::seconds(options.discovery_interval)) {}
+                   std::chrono::seconds(options.discovery_interval)),
+        starters_(&loop_, &output_, plan, machine) {}
 
   Status Start() {
     RaiseFileLimit();
@@ -92,16 +86,12 @@ class ElasticJob {
     if (std::string folder = CurrentFolder(); !folder.empty()) {
       variables_.emplace_back(kFolderVariable, std::move(folder));
     }
-    AdoptOrphans();
     membership_.TakeHosts(SlotsOfEach(plan_.placement.hosts), Clock::now());
     return status;
   }
 
   int Run() {
-    for (Settle(); !IsOver(); Settle()) {
-      loop_.Run(std::min(
-          {membership_.NextTime(), connections_.NextTime(), discovery_.NextTime(), end_by_}));
-    }
+    for (Settle(); !IsOver(); Settle()) loop_.Run(NextTime());
     EndOrphans("ssh");
     if (!why_.empty()) std::fprintf(stderr, "sirtakirun: %s\n", why_.c_str());
     return code_ == 0 && output_.failed() ? 1 : code_;
@@ -115,30 +105,25 @@ class ElasticJob {
     std::string address;  // by which its host reached us
     bool doomed = false;  // it is to be killed as soon as it comes
   };
-  // What starts workers of one host, and ends after them.
-  struct Starter {
-    Starter(Loop* loop, JobOutput* output)
-        : child(loop, [this, output](Stream stream) { Pass(stream, output); }) {}
-    bool Pass(Stream stream, JobOutput* output) {
-      const std::string bytes = child.Read(stream);
-      output->AppendOfLauncher(stream, bytes);
-      return !bytes.empty();
-    }
-    Child child;
-    WorkerId first = 0;
-    int count = 0;
-  };
   // The generation whose rank 0 has to say where it listens.
   struct Beginning {
     int generation = 0;
     std::vector<WorkerId> members;
   };
 
+  // A reader who takes his time gets what workers have said, unless somebody wants an end.
+  bool waits_for_reader() const { return is_ending() && workers_.empty() && !is_signalled_; }
   bool IsOver() const {
-    if (end_by_ == TimePoint::max()) return false;
+    if (!is_ending()) return false;
     const bool all_ended = workers_.empty() && !output_.HasWaiting(Stream::kOutput) &&
                            !output_.HasWaiting(Stream::kError);
-    return all_ended || Clock::now() >= end_by_;
+    return all_ended || (!waits_for_reader() && Clock::now() >= end_by_);
+  }
+  TimePoint NextTime() const {
+    const TimePoint next = connections_.NextTime();
+    if (waits_for_reader()) return next;
+    if (is_ending()) return std::min(next, end_by_);
+    return std::min({next, membership_.NextTime(), discovery_.NextTime()});
   }
   bool is_ending() const { return end_by_ != TimePoint::max(); }
 
@@ -154,11 +139,7 @@ class ElasticJob {
     for (const auto& [worker, bytes] : output_.TakeWritten()) Send(worker, WrittenMessage{bytes});
     connections_.CheckTimes(now);
     output_.WriteWhenReady();
-    for (const auto& starter : starters_) {
-      for (const Stream stream : kStreams) {
-        if (!output_.HasWaiting(stream)) starter->child.Ask(stream);
-      }
-    }
+    starters_.Ask();
   }
 
   // ---- orders ----
@@ -189,43 +170,13 @@ class ElasticJob {
     const std::string& host = orders.front().host;
     for (const StartWorker& order : orders) {
       workers_[order.worker].host = host;
-      if (const Status added = output_.AddRank(); !added.ok()) return End(2, added.message());
+      const Status added = output_.AddRank();
+      if (!added.ok() && membership_.generation() == 0) return End(2, added.message());
+      if (!added.ok()) std::fprintf(stderr, "sirtakirun: %s\n", added.message().c_str());
     }
-    auto starter = std::make_unique<Starter>(&loop_, &output_);
-    starter->first = orders.front().worker;
-    starter->count = static_cast<int>(orders.size());
-    Command command{WordsFor(host, starter->first, starter->count), variables_, {}};
-    command.own_group = true;  // signals of the terminal are for this process
-    const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-    command.input = nothing.get();
-    int error = 0;
-    const Status status = starter->child.Start(command, &error);
-    if (!status.ok()) return NoteNotStarted(*starter, status.message());
-    starters_.push_back(std::move(starter));
-  }
-
-  // The plan's command, for these workers alone.
-  std::vector<std::string> WordsFor(const std::string& host, WorkerId first, int count) const {
-    std::vector<std::string> words;
-    for (std::size_t i = 0; i < plan_.command.size(); ++i) {
-      const std::string& word = plan_.command[i];
-      if (word == kRankFlag) {
-        words.insert(words.end(), plan_.command.begin() + static_cast<std::ptrdiff_t>(i),
-                     plan_.command.end());
-        break;
-      }
-      if (word == "--here" || word == "-H") {
-        ++i;
-      } else {
-        words.push_back(word);
-      }
-      if (word == "-H") {
-        words.insert(words.end(), {"-H", host + ":" + std::to_string(count),
-                                   std::string(kFirstFlag), std::to_string(first)});
-        if (IsThisMachine(host, machine_)) words.insert(words.end(), {"--here", host});
-      }
-    }
-    return words;
+    const Starters::Batch batch{orders.front().worker, static_cast<int>(orders.size())};
+    const Status status = starters_.Start(host, batch, variables_);
+    if (!status.ok()) NoteNotStarted(batch, status.message());
   }
 
   void Do(const StartWorker& /*order*/) {}  // see CarryOut
@@ -235,6 +186,14 @@ class ElasticJob {
                  worker.host.c_str(), order.why.c_str());
     worker.doomed = true;
     Send(order.worker, SignalMessage{SIGKILL});
+    if (worker.connection == nullptr) EndStarterOf(order.worker);
+  }
+  // What starts it may hang, as an ssh to a host whose file system does not answer.
+  void EndStarterOf(WorkerId id) {
+    starters_.Kill(id, [this](WorkerId other) {
+      const auto found = workers_.find(other);
+      return found != workers_.end() && !found->second.doomed;
+    });
   }
   void Do(const AnnounceChange& order) {
     std::fprintf(stderr, "sirtakirun: generation %d is to change: %s\n", order.generation,
@@ -245,13 +204,21 @@ class ElasticJob {
   }
   void Do(const EndGeneration& order) {
     NoteOver(order.generation, order.why);
+    // Those that have no place yet ask all the while, and have nothing to leave.
+    const auto waiting = std::exchange(beginning_, {}).members;
     for (const WorkerId member : order.to) {
-      Tell(member, {Kind::kOver, order.generation, 0, 0, 0, order.why, {}});
+      const auto at = std::ranges::find(waiting, member);
+      if (at == waiting.end() || at == waiting.begin()) {
+        Tell(member, {Kind::kOver, order.generation, 0, 0, 0, order.why, {}});
+      } else {
+        membership_.NoteReady(member, order.generation, {}, Clock::now());
+      }
     }
   }
   void Do(const BeginGeneration& order) {
-    std::fprintf(stderr, "sirtakirun: generation %d: %s\n", order.generation,
-                 PlacesText(order.members).c_str());
+    std::fprintf(stderr, "sirtakirun: generation %d: %s%s\n", order.generation,
+                 PlacesText(order.members).c_str(),
+                 order.has_state ? "" : "; nobody is left who has trained: training begins anew");
     members_ = order.members;
     left_to_join_ = order.members.size();
     beginning_ = Beginning{order.generation, order.members};
@@ -284,9 +251,10 @@ class ElasticJob {
     const Worker& first = workers_.at(members.front());
     if (first.hello.host != HostName()) return first.address;
     for (const WorkerId member : members) {
-      const Worker& worker = workers_.at(member);
-      if (worker.hello.host == first.hello.host || worker.connection == nullptr) continue;
-      const std::string own = worker.connection->link.own_end();
+      const auto found = workers_.find(member);  // it may have ended meanwhile
+      if (found == workers_.end() || found->second.connection == nullptr) continue;
+      if (found->second.hello.host == first.hello.host) continue;
+      const std::string own = found->second.connection->link.own_end();
       return own.substr(0, own.rfind(':'));
     }
     return "127.0.0.1";
@@ -371,6 +339,8 @@ class ElasticJob {
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kOver);
       case Kind::kKnows:
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kChange);
+      case Kind::kHasState:
+        return membership_.NoteState(worker);
       case Kind::kPlace:
       case Kind::kOver:
       case Kind::kChange:
@@ -425,8 +395,8 @@ class ElasticJob {
     membership_.NoteEnd(id, how, why, Clock::now());
   }
 
-  void NoteNotStarted(const Starter& starter, const std::string& why) {
-    for (WorkerId id = starter.first; id < starter.first + starter.count; ++id) {
+  void NoteNotStarted(const Starters::Batch& batch, const std::string& why) {
+    for (WorkerId id = batch.first; id < batch.first + batch.count; ++id) {
       const auto found = workers_.find(id);
       if (found == workers_.end() || found->second.connection != nullptr) continue;
       NoteEnd(id, WorkerEnd::kFailed, why);
@@ -441,6 +411,7 @@ class ElasticJob {
       for (const auto& [id, worker] : workers_) Send(id, SignalMessage{signal});
       return;
     }
+    is_signalled_ = true;
     if (is_ending()) {
       end_by_ = Clock::now();
       return output_.Discard();
@@ -452,15 +423,9 @@ class ElasticJob {
     if (const auto hosts = discovery_.TakeHosts(Clock::now()); hosts && !is_ending()) {
       membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());
     }
-    for (const auto& starter : starters_) {
-      const auto end = starter->child.Ended();
-      if (!end) continue;
-      for (const Stream stream : kStreams) {
-        while (starter->Pass(stream, &output_)) continue;
-      }
-      NoteNotStarted(*starter, "it was not started: what starts it " + EndText(*end));
+    for (const auto& [batch, end] : starters_.TakeEnded()) {
+      NoteNotStarted(batch, "it was not started: what starts it " + EndText(end));
     }
-    std::erase_if(starters_, [](const auto& starter) { return !starter->child.running(); });
   }
 
   void End(int code, const std::string& why) {
@@ -468,6 +433,8 @@ class ElasticJob {
     code_ = code;
     why_ = why;
     end_by_ = Clock::now() + kEndTime;
+    AdoptOrphans();
+    output_.FinishLauncher();
     for (const auto& [id, worker] : workers_) Send(id, StopMessage{});
     // Those that have not come yet are not going to.
     std::erase_if(workers_, [](const auto& one) { return one.second.connection == nullptr; });
@@ -484,7 +451,6 @@ class ElasticJob {
 
   const Plan& plan_;
   const LaunchOptions& options_;
-  const ThisMachine& machine_;
   const core::EnvironmentView& env_;
   Loop loop_;
   Membership membership_;
@@ -498,54 +464,14 @@ class ElasticJob {
   Connections connections_;
   JobOutput output_;
   Discovery discovery_;
-  std::vector<std::unique_ptr<Starter>> starters_;
+  Starters starters_;
   TimePoint end_by_ = TimePoint::max();  // max: the job goes on
+  bool is_signalled_ = false;
   int code_ = 0;
   std::string why_;
 };
 
 }  // namespace
-
-Status PrepareElastic(LaunchOptions* options) {
-  const int wanted = std::max({options->np, options->max_np, options->min_np});
-  if (!options->host_discovery_script.empty()) {
-    HostList hosts;
-    Status status = DiscoverOnce(options->host_discovery_script, options->slots_per_host, &hosts);
-    if (!status.ok()) return status;
-    if (hosts.empty()) {
-      return {StatusCode::kInvalidArgument, "--host-discovery-script " +
-                                                core::Quoted(options->host_discovery_script) +
-                                                " names no host to begin with"};
-    }
-    options->hosts = HostsText(hosts);
-  } else if (options->hosts.empty() && options->hostfile.empty() && options->np > 0) {
-    options->hosts = "localhost:" + std::to_string(wanted);
-  }
-  // The plan has a rank for each slot: spare ones are for what is lost.
-  if (!options->hosts.empty() || !options->hostfile.empty()) options->np = 0;
-  return Status::Ok();
-}
-
-Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
-                ElasticLimits* out) {
-  ElasticLimits limits;
-  const bool may_grow = !options.host_discovery_script.empty();
-  const int most = options.max_np > 0 ? options.max_np : options.np;
-  limits.min_ranks = options.min_np;
-  limits.max_ranks = most > 0 ? most : may_grow ? kMaxRanks : slots;
-  if (!may_grow && slots < limits.min_ranks) {
-    return {StatusCode::kInvalidArgument,
-            options.Called("min-np") + " " + std::to_string(limits.min_ranks) +
-                ": the hosts have " + CountText(static_cast<std::size_t>(slots), "slot")};
-  }
-  if (options.reset_limit >= 0) limits.resets = options.reset_limit;
-  limits.timeout = std::chrono::seconds(options.elastic_timeout);
-  limits.join_timeout = start_timeout + std::chrono::seconds(5);
-  limits.cooldown_least = std::chrono::seconds(options.cooldown_range[0]);
-  limits.cooldown_most = std::chrono::seconds(options.cooldown_range[1]);
-  *out = limits;
-  return Status::Ok();
-}
 
 int RunElasticJob(const Plan& plan, const LaunchOptions& options, const ThisMachine& machine,
                   const core::EnvironmentView& env, const ElasticLimits& limits) {

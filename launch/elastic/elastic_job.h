@@ -4,21 +4,12 @@
 #pragma once
 
 #include "core/base/environment.h"
-#include "core/base/status.h"
 #include "launch/elastic/membership.h"
 #include "launch/options/options.h"
 #include "launch/plan/placement.h"
 #include "launch/plan/plan.h"
 
 namespace sirtaki::launch {
-
-// Sets what a plan needs: the hosts that the script names, and a rank for each slot. Errors: those of
-// DiscoverOnce; kInvalidArgument where no number of ranks is given.
-core::Status PrepareElastic(LaunchOptions* options);
-
-// The limits of the job with these slots. kInvalidArgument: the options allow no such job. Pure.
-core::Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
-                      ElasticLimits* out);
 
 // Runs the job to its end. The result is the exit code of sirtakirun.
 int RunElasticJob(const Plan& plan, const LaunchOptions& options, const ThisMachine& machine,

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/base/text.h"
+#include "launch/elastic/membership_texts.h"
 
 namespace sirtaki::launch {
 
@@ -13,16 +13,6 @@ namespace {
 
 // Workers that come soon after each other come by one change.
 constexpr auto kGatherTime = std::chrono::milliseconds(300);
-// Two members that have lost each other in that many generations in a row do not train together.
-constexpr int kMostQuarrels = 3;
-
-std::string NameOf(WorkerId id, const std::string& host) {
-  return "worker " + std::to_string(id) + " on host " + host;
-}
-
-std::string LastEndText(const std::string& last_end) {
-  return last_end.empty() ? "" : "; the last that ended: " + last_end;
-}
 
 }  // namespace
 
@@ -88,7 +78,15 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
 void Membership::NoteJoined(WorkerId worker, int generation) {
   const auto found = workers_.find(worker);
   if (found == workers_.end() || generation != generation_) return;
-  if (found->second.state == State::kMember) found->second.joined = true;
+  if (found->second.state != State::kMember) return;
+  found->second.joined = found->second.has_joined = true;
+  failed_begins_ = 0;
+}
+
+void Membership::NoteState(WorkerId worker) {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end()) return;
+  found->second.has_state = has_had_state_ = true;
 }
 
 void Membership::NoteHeard(WorkerId worker, int generation, Heard what) {
@@ -109,6 +107,7 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   } else {
     workers_.erase(found);
   }
+  if (was.state == State::kMember) failed_begins_ = 0;
   if (was.state == State::kEnding) return;
   // One that ends well before it has taken part is of no use where others train, or want to.
   const bool is_alone = generation_ == 0 && !HasAny(State::kReady);
@@ -201,7 +200,10 @@ void Membership::EvictSilent(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     if (now < MustAnswerBy(worker)) continue;
     const bool is_member = worker.state == State::kMember;
-    Drop(id, is_member ? "it does not leave its group" : "its program does not begin", now);
+    Drop(id,
+         is_member ? "it does not leave its group"
+                   : "its program has not called init() within --elastic-timeout",
+         now);
     if (is_member) GoOver(last_end_, now);
   }
 }
@@ -228,156 +230,9 @@ void Membership::ForgetOrphans(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     if (worker.state != State::kEnding || worker.ends_by != kNever) continue;
     if (now < worker.since + limits_.timeout) continue;
-    return End(1, NameOf(id, worker.host) + " was killed, and has not ended");
+    return End(1, NameOf(id, worker.host) +
+                      " was killed, and its host has not told of its end: look at that host");
   }
-}
-
-// Members that lose each other again and again would do so for ever. True: one of them has to go.
-bool Membership::EvictOneOfAQuarrel(TimePoint now) {
-  if (weighed_) return false;
-  weighed_ = true;
-  std::map<Pair, int> quarrels;
-  std::map<WorkerId, int> accusers;
-  for (const Suspicion& one : suspicions_) {
-    const auto by = workers_.find(one.of);
-    const auto against = workers_.find(one.against);
-    if (by == workers_.end() || against == workers_.end()) continue;
-    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
-    const Pair pair = std::minmax(one.of, one.against);
-    quarrels[pair] = quarrels_[pair] + 1;
-    ++accusers[one.against];
-  }
-  quarrels_ = quarrels;
-  for (const auto& [pair, times] : quarrels_) {
-    if (times < kMostQuarrels) continue;
-    const WorkerId one = accusers[pair.first] > accusers[pair.second] ? pair.first : pair.second;
-    const WorkerId other = one == pair.first ? pair.second : pair.first;
-    Drop(one,
-         "it and " + NameOf(other, workers_.at(other).host) + " have lost each other " +
-             std::to_string(times) + " times",
-         now);
-    quarrels_.clear();
-    return true;
-  }
-  return false;
-}
-
-std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host) const {
-  std::set<int> taken;
-  for (const auto& [id, worker] : workers_) {
-    if (worker.host == name) taken.insert(worker.slot);
-  }
-  std::vector<int> free;
-  for (int slot = 0; slot < host.slots; ++slot) {
-    if (!taken.contains(slot)) free.push_back(slot);
-  }
-  return free;
-}
-
-void Membership::Start(TimePoint now) {
-  const bool is_first = next_worker_ == 0;
-  auto room = limits_.max_ranks - std::ranges::count_if(workers_, [this](const auto& one) {
-                return one.second.state != State::kEnding && IsListed(one.second);
-              });
-  for (const std::string& name : host_order_) {
-    const Host& host = hosts_.at(name);
-    if (now < host.not_before) continue;
-    for (const int slot : FreeSlots(name, host)) {
-      if (room-- <= 0) break;
-      Worker& worker = workers_[next_worker_];
-      worker.host = name;
-      worker.slot = slot;
-      worker.since = now;
-      orders_.push_back(StartWorker{next_worker_++, name, slot});
-    }
-  }
-  if (is_first) first_workers_ = next_worker_;
-}
-
-// Those that have asked, at most as many as there may be: survivors first, then others. One that is
-// listed no more is taken where no other survivor is, or where there are too few. Those of a host
-// follow each other.
-std::vector<WorkerId> Membership::Candidates() const {
-  std::vector<WorkerId> survivors;
-  std::vector<WorkerId> unlisted;
-  std::vector<WorkerId> others;
-  for (const auto& [id, worker] : workers_) {
-    if (worker.state != State::kReady) continue;
-    const bool is_listed = IsListed(worker);
-    if (IsSurvivor(worker)) (is_listed ? survivors : unlisted).push_back(id);
-    if (!IsSurvivor(worker) && is_listed) others.push_back(id);
-  }
-  // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
-  // its group before it had taken the state.
-  std::ranges::stable_sort(survivors, {}, [&](WorkerId id) { return workers_.at(id).first_begun; });
-  std::ranges::stable_sort(unlisted, {}, [&](WorkerId id) { return workers_.at(id).first_begun; });
-  const auto listed = static_cast<int>(survivors.size() + others.size());
-  const bool are_needed = survivors.empty() || listed < limits_.min_ranks;
-  std::vector<WorkerId> chosen = std::move(survivors);
-  if (are_needed) chosen.insert(chosen.end(), unlisted.begin(), unlisted.end());
-  chosen.insert(chosen.end(), others.begin(), others.end());
-  const auto most = static_cast<std::size_t>(limits_.max_ranks);
-  if (chosen.size() > most) chosen.resize(most);
-  std::vector<std::string> order;
-  for (const WorkerId id : chosen) order.push_back(workers_.at(id).host);
-  std::ranges::stable_sort(chosen, {}, [&](WorkerId id) {
-    return std::ranges::find(order, workers_.at(id).host) - order.begin();
-  });
-  return chosen;
-}
-
-// A worker that is ending may still be in the memory of its host's others. Where nobody has trained
-// before, those that are being started are waited for, as long as there is time.
-bool Membership::MustWait(const std::vector<WorkerId>& chosen, bool is_late) const {
-  const auto here = [&](const std::string& host) {
-    return std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).host == host; });
-  };
-  const bool all_new =
-      std::ranges::none_of(chosen, [this](WorkerId id) { return workers_.at(id).member_of > 0; });
-  return std::ranges::any_of(workers_, [&](const auto& one) {
-    const Worker& worker = one.second;
-    return worker.state == State::kMember ||
-           (worker.state == State::kEnding && here(worker.host)) ||
-           (worker.state == State::kStarting && all_new && !is_late);
-  });
-}
-
-void Membership::Begin(TimePoint now) {
-  if (!IsOver()) return;
-  const bool is_late = now >= over_at_ + limits_.timeout;
-  std::vector<WorkerId> chosen = Candidates();
-  const bool are_enough = static_cast<int>(chosen.size()) >= limits_.min_ranks;
-  if (!are_enough && is_late) {
-    return End(1, "only " + std::to_string(chosen.size()) + " of at least " +
-                      std::to_string(limits_.min_ranks) + " workers are there after " +
-                      core::DurationText(limits_.timeout) + LastEndText(last_end_));
-  }
-  if (!are_enough || MustWait(chosen, is_late)) return;
-  if (EvictOneOfAQuarrel(now)) return Begin(now);
-  if (limits_.resets && generation_ > *limits_.resets) {
-    return End(1, "the workers have changed " + std::to_string(generation_) +
-                      " times, which --reset-limit " + std::to_string(*limits_.resets) +
-                      " does not allow" + LastEndText(last_end_));
-  }
-  ++generation_;
-  over_at_ = told_at_ = kNever;
-  begun_at_ = now;
-  announced_at_ = kNever;
-  weighed_ = false;
-  suspicions_.clear();
-  for (const WorkerId id : chosen) {
-    Worker& worker = workers_.at(id);
-    worker.state = State::kMember;
-    worker.member_of = generation_;
-    worker.joined = worker.heard = false;
-    worker.suspected_at = kNever;
-    worker.first_begun = std::min(worker.first_begun, now);
-  }
-  for (const auto& [id, worker] : workers_) {
-    const bool is_of_no_use = worker.state == State::kReady && !IsListed(worker);
-    if (is_of_no_use) Evict(id, "its place is listed no more", now);
-  }
-  orders_.push_back(BeginGeneration{generation_, std::move(chosen)});
 }
 
 // The text is empty where no change waits, or it has to go on waiting.
@@ -420,6 +275,7 @@ void Membership::Announce(TimePoint now) {
 void Membership::Finish(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     if (worker.state != State::kStarting && worker.state != State::kReady) continue;
+    if (worker.state == State::kStarting && generation_ == 0) continue;  // so may its program
     if (IsSurvivor(worker) && finished_->empty()) {
       finished_ = NameOf(id, worker.host) + " has lost its group after another one had finished";
     }

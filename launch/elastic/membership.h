@@ -93,6 +93,7 @@ struct EndGeneration {
 struct BeginGeneration {
   int generation = 0;
   std::vector<WorkerId> members;  // by rank; those of a host follow each other
+  bool has_state = true;          // false: all that had trained are lost
   bool operator==(const BeginGeneration&) const = default;
 };
 // The workers that are left are to be killed. Nothing follows.
@@ -131,6 +132,8 @@ class Membership {
   // can.
   enum class Heard : std::uint8_t { kOver, kChange };
   void NoteHeard(WorkerId worker, int generation, Heard what);
+  // The worker has the state that others may take from it.
+  void NoteState(WorkerId worker);
   void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
 
   // The orders that follow, in the order in which they are to be carried out.
@@ -147,6 +150,8 @@ class Membership {
     std::string host;
     int slot = 0;
     State state = State::kStarting;
+    bool has_state = false;   // of what was trained
+    bool has_joined = false;  // any generation
     int member_of = 0;        // the last generation that it had a place in; 0: none yet
     bool joined = false;      // that one
     bool heard = false;       // that it is over; before, that a change was announced
@@ -189,6 +194,7 @@ class Membership {
   void EvictNotJoined(core::TimePoint now);
   void ForgetOrphans(core::TimePoint now);
   bool EvictOneOfAQuarrel(core::TimePoint now);
+  bool DropThoseThatNeverJoin(core::TimePoint now);
   void Finish(core::TimePoint now);
   void Start(core::TimePoint now);
   void Begin(core::TimePoint now);
@@ -211,8 +217,10 @@ class Membership {
   core::TimePoint told_at_ = kNever;       // the members, that it is over
   std::set<Suspicion> suspicions_;         // since then
   bool weighed_ = false;                   // they were
-  std::map<Pair, int> quarrels_;           // in so many generations in a row
-  std::string last_end_;                   // why a worker has ended
+  bool has_had_state_ = false;             // a worker
+  int failed_begins_ = 0;  // generations in a row that did not come together, and nobody had ended
+  std::map<Pair, int> quarrels_;  // in so many generations in a row
+  std::string last_end_;          // why a worker has ended
   std::optional<std::string>
       finished_;  // a program has ended well; else what went wrong afterwards
   bool ended_ = false;

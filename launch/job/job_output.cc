@@ -121,7 +121,7 @@ void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
   OfRank& of = of_[At(rank)];
   if (stream == Stream::kError) of.errors.Append(bytes);
   if (!folder_.empty()) {
-    WriteFile(of.files[Index(stream)].get(), bytes);
+    if (of.files[Index(stream)].valid()) WriteFile(of.files[Index(stream)].get(), bytes);
     written_.emplace_back(rank, bytes.size());
     return;
   }
@@ -139,6 +139,7 @@ void JobOutput::Put(Stream stream, std::string lines, int rank, std::size_t byte
 void JobOutput::Finish(int rank) {
   for (const Stream stream : kStreams) {
     Put(stream, of_[At(rank)].lines[Index(stream)].Finish(Prefix(rank, stream)), rank, 0);
+    of_[At(rank)].files[Index(stream)].Close();
   }
 }
 

@@ -133,14 +133,37 @@ class RankProcess {
     for (auto& [notice, text, from] : core::HearStart(notices_.fd(), most)) {
       const bool is_through = notice == core::StartNotice::kIsThrough;
       if (notice == core::StartNotice::kElastic) {
-        program_hears_at_ = std::move(from);
-        Send(ElasticMessage{std::move(text)});
+        TakeElastic(std::move(from), std::move(text));
       } else if (is_through || notice == core::StartNotice::kBegins) {
         Send(InitMessage{is_through});
       } else {
         Send(FaultMessage{notice == core::StartNotice::kFault ? std::move(text) : ""});
       }
     }
+  }
+
+  // What the program starts has its variables, too.
+  void TakeElastic(std::string from, std::string text) {
+    const bool is_other = !program_hears_at_.empty() && from != program_hears_at_;
+    // A notice that is nothing tells whether the socket is still there.
+    if (is_other &&
+        (core::SendNotice(notices_.fd(), program_hears_at_, core::StartNotice::kAgain, "") ||
+         errno == EAGAIN)) {
+      const core::ElasticNotice refusal{
+          core::ElasticNotice::Kind::kOver,
+          0,
+          0,
+          0,
+          0,
+          "init() was called in a process that the program of an elastic job has started, and that "
+          "one has "
+          "the place in the job: put what only the program does behind if __name__ == \"__main__\"",
+          {}};
+      core::SendNotice(notices_.fd(), from, core::StartNotice::kElastic, core::Encode(refusal));
+      return;
+    }
+    program_hears_at_ = std::move(from);
+    Send(ElasticMessage{std::move(text)});
   }
 
   void TakeOutput(Stream stream) {

@@ -77,10 +77,12 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
 
 std::vector<int> ElasticWorker::LostRanks() const {
   const Status why = session_ ? session_->fault() : failed_start_;
-  // The origin is who has seen the loss. Each text of a lost rank begins with its number.
+  // Each text of a lost rank begins with its number.
   constexpr std::string_view kBegin = "rank ";
   const std::string& text = why.message();
   if (why.code() != StatusCode::kPeerLost || !text.starts_with(kBegin)) return {};
+  // All ranks are told what one has seen, who alone says so.
+  if (why.origin().rank >= 0 && why.origin().rank != place_.rank) return {};
   int rank = -1;
   const char* const end = text.data() + text.size();
   const auto [after, error] = std::from_chars(text.data() + kBegin.size(), end, rank);
@@ -101,10 +103,13 @@ Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
   failed_start_ = Status::Ok();
   is_asking_ = true;
   const int left = place_.generation;
+  refused_.clear();
   while (place_.generation == left) {
+    if (!refused_.empty()) return {StatusCode::kInvalidArgument, refused_};
     if (Status status = Tell(notice); !status.ok()) return status;
     const TimePoint again = Clock::now() + kAskAgain;
-    while (place_.generation == left && Clock::now() < again) changed_.WaitUntil(mutex_, again);
+    while (place_.generation == left && refused_.empty() && Clock::now() < again)
+      changed_.WaitUntil(mutex_, again);
   }
   is_asking_ = false;
   *place = place_;
@@ -129,6 +134,11 @@ void ElasticWorker::Enter(const std::shared_ptr<Session>& session) {
     }
   }
   if (!why.empty()) session->Abort(why);
+}
+
+void ElasticWorker::TellHasState() {
+  MutexLock lock(mutex_);
+  static_cast<void>(Tell({Kind::kHasState, place_.generation, 0, 0, 0, "", {}}));
 }
 
 void ElasticWorker::NoteFailedStart(const Status& why) {
@@ -174,6 +184,9 @@ void ElasticWorker::Hear(const ElasticNotice& notice) {
     MutexLock lock(mutex_);
     if (notice.kind == Kind::kPlace && is_asking_ && notice.generation > place_.generation) {
       place_ = {notice.generation, notice.rank, notice.size, notice.text, notice.port};
+      changed_.NotifyAll();
+    } else if (notice.kind == Kind::kOver && notice.generation == 0 && is_asking_) {
+      refused_ = notice.text;
       changed_.NotifyAll();
     } else if (notice.kind == Kind::kChange && notice.generation == place_.generation) {
       to_change_ = notice.generation;

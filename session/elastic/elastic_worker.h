@@ -35,12 +35,15 @@ class ElasticWorker {
 
   // Leaves the generation that this process was in, and waits for a place in another one. It may take as
   // long as sirtakirun waits for others (--elastic-timeout), which ends the job then. Errors: kBackend,
-  // kShutDown: the process around this one is not there.
+  // kShutDown: the process around this one is not there; kInvalidArgument: another process of its has the
+  // place.
   core::Status Ask(const core::EnvironmentView& env, Place* place) SIRTAKI_EXCLUDES(mutex_);
   // Rank 0 of the generation listens there.
   void TellListens(int port) SIRTAKI_EXCLUDES(mutex_);
   // The generation has begun with this session. One that is over already is aborted.
   void Enter(const std::shared_ptr<Session>& session) SIRTAKI_EXCLUDES(mutex_);
+  // This process has the state that all train from, and may give it to others.
+  void TellHasState() SIRTAKI_EXCLUDES(mutex_);
   // The generation did not begin here. `why` may name a rank, which is told to sirtakirun.
   void NoteFailedStart(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
 
@@ -71,6 +74,7 @@ class ElasticWorker {
   int to_change_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // the last generation that is
   std::string why_change_ SIRTAKI_GUARDED_BY(mutex_);
   std::shared_ptr<Session> session_ SIRTAKI_GUARDED_BY(mutex_);  // of the generation
+  std::string refused_ SIRTAKI_GUARDED_BY(mutex_);               // why this process gets no place
   core::Status failed_start_ SIRTAKI_GUARDED_BY(mutex_);
 };
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/elastic/elastic_job.h"
+#include "launch/elastic/elastic_options.h"
 #include "launch/options/options.h"
 
 namespace sirtaki::launch {

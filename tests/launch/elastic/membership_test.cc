@@ -39,7 +39,8 @@ std::string Text(const ElasticOrder& order) {
           return "end " + std::to_string(one.generation) + " for " + Numbers(one.to) + ": " +
                  one.why;
         } else if constexpr (std::is_same_v<Kind, BeginGeneration>) {
-          return "begin " + std::to_string(one.generation) + " with " + Numbers(one.members);
+          return "begin " + std::to_string(one.generation) + " with " + Numbers(one.members) +
+                 (one.has_state ? "" : ", nothing is left");
         } else {
           return "end of the job, " + std::to_string(one.code) + ": " + one.why;
         }
@@ -99,6 +100,7 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "heard") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kOver);
       }
+      if (word == "state") membership.NoteState(id);
       if (word == "knows") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kChange);
       }
@@ -145,7 +147,7 @@ TEST(MembershipTest, OneThatCannotBeStartedIsNotWaitedForLongerThanTheTimeout) {
             R"(0 start 0 on a:0
 0 start 1 on a:1
 0 start 2 on b:0
-60 kill 2: worker 2 on host b: its program does not begin
+60 kill 2: worker 2 on host b: its program has not called init() within --elastic-timeout
 60 begin 1 with 0,1
 )");
 }
@@ -170,6 +172,77 @@ TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
 6 start 3 on a:1
 8 announce in 2: 1 worker comes
 8.1 begin 3 with 0,3,2
+)");
+}
+
+// What is trained lies in worker 0 alone until another one has taken it.
+TEST(MembershipTest, TheOnlyOneWithTheStateStaysThoughItsHostIsListedNoMore) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
+    1 ready 0
+    1.1 joined 0 1
+    1.2 state 0
+    3 hosts b:1
+    4 ready 1
+    4.1 ready 0
+    4.2 joined 0 2
+    4.3 ready 1 lost 0
+    4.4 ready 0
+    4.5 joined 0,1 3
+    4.6 state 1
+    5 ready 0,1)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+3 start 1 on b:0
+4 announce in 1: 1 worker comes
+4.1 begin 2 with 0,1
+4.3 end 2 for 0: worker 1 on host b has asked for another group
+4.4 begin 3 with 0,1
+4.5 announce in 3: a worker's place on host a is listed no more
+5 kill 0: its place is listed no more
+5 begin 4 with 1
+)");
+}
+
+TEST(MembershipTest, WhereNobodyWithTheStateIsLeftItIsSaid) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2
+    1 ready 0,1
+    1.1 joined 0,1 1
+    1.2 state 0,1
+    2 hosts a:3
+    3 ready 2
+    4 failed 0,1)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+2 start 2 on a:2
+3 announce in 1: 1 worker comes
+4 end 1 for 1: worker 0 on host a: died of SIGKILL
+4 begin 2 with 2, nothing is left
+)");
+}
+
+// Its host lets ssh through, and nothing else.
+TEST(MembershipTest, AWorkerWithWhichNoGroupBeginsIsDropped) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
+    1 ready 0
+    1.1 joined 0 1
+    3 hosts a:1,b:1
+    4 ready 1
+    4.1 ready 0
+    34 ready 0,1
+    64 ready 0,1
+    64.1 failed 1
+    64.2 joined 0 4)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+3 start 1 on b:0
+4 announce in 1: 1 worker comes
+4.1 begin 2 with 0,1
+34 end 2 for 1: worker 0 on host a has asked for another group
+34 begin 3 with 0,1
+64 end 3 for 1: worker 0 on host a has asked for another group
+64 kill 1: worker 1 on host b: no group begins with it: its host may let ssh through and no other connection
+64 begin 4 with 0
 )");
 }
 
@@ -420,6 +493,7 @@ TEST(MembershipTest, AnAnnouncedChangeIsToldAsAnEndToThoseThatDoNotFollow) {
     4 ready 0
     5 joined 0,2 2
     6 hosts a:1
+    6.1 knows 0,2 2
     7 ready 0
     17 failed 2)"),
             R"(0 start 0 on a:0
@@ -499,7 +573,7 @@ TEST(MembershipTest, OneThatIsKilledAndDoesNotEndEndsTheJob) {
 1 begin 1 with 0,1
 3 end 1 for 1: worker 0 on host a has asked for another group
 4 kill 1: worker 1 on host a: it does not leave its group
-64 end of the job, 1: worker 1 on host a was killed, and has not ended
+64 end of the job, 1: worker 1 on host a was killed, and its host has not told of its end: look at that host
 )");
 }
 
@@ -536,7 +610,7 @@ TEST(MembershipTest, TooFewWaitForOthersAndThenTheJobEnds) {
 5 end 1 for 0: worker 1 on host b: died of SIGKILL
 6 start 2 on b:0
 8.5 start 3 on b:0
-65 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 2 on host b: died of SIGKILL
+65 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 2 on host b: died of SIGKILL (--min-np, --elastic-timeout)
 )");
 }
 

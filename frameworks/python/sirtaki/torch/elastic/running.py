@@ -72,6 +72,8 @@ def run(func: Function) -> Function:
                 must_make = False
                 if not skip_sync:
                     state.sync()
+                if _C.is_elastic:
+                    _C.elastic_tell_state()
                 return func(state, *args, **kwargs)
             except hvd.HostsUpdatedInterrupt as interrupt:
                 # A rank that has come has nothing yet.

@@ -150,7 +150,6 @@ class _StateDictHandler(StateHandler):
 
     def sync(self) -> None:
         self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=0))
-        self.save()
 
 
 class _TrainingHandler(_StateDictHandler):
@@ -164,7 +163,6 @@ class _TrainingHandler(_StateDictHandler):
 class ModelStateHandler(_TrainingHandler):
     def sync(self) -> None:
         hvd.broadcast_parameters(self.value.state_dict(), root_rank=0)
-        self.save()
 
 
 class OptimizerStateHandler(_TrainingHandler):
@@ -184,7 +182,6 @@ class OptimizerStateHandler(_TrainingHandler):
             # Ranks commit by themselves: what one has committed last may be another's last but one.
             check_steps(steps_of(self.value), hvd.global_process_set, whole_is_given=True)
         hvd.broadcast_optimizer_state(self.value, root_rank=0)
-        self.save()
 
 
 class LRSchedulerStateHandler(_StateDictHandler):
@@ -246,9 +243,12 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
+        # A fault on the way leaves the copies as they were, all of one commit.
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
+        for handler in self._handlers.values():
+            handler.save()
 
     def reset(self) -> None:
         for handler in self._handlers.values():

@@ -1,0 +1,19 @@
+// What the flags of an elastic job say.
+#pragma once
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "launch/elastic/membership.h"
+#include "launch/options/options.h"
+
+namespace sirtaki::launch {
+
+// Sets what a plan needs: the hosts that the script names, and a rank for each slot. `in_allocation`: a
+// batch system has given this job hosts. Errors: those of DiscoverOnce.
+core::Status PrepareElastic(LaunchOptions* options, bool in_allocation);
+
+// The limits of the job with these slots. kInvalidArgument: the options allow no such job. Pure.
+core::Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
+                      ElasticLimits* out);
+
+}  // namespace sirtaki::launch

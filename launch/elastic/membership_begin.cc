@@ -1,0 +1,205 @@
+// Who is started, and who takes part in the next generation.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "core/base/text.h"
+#include "launch/elastic/membership.h"
+#include "launch/elastic/membership_texts.h"
+
+namespace sirtaki::launch {
+
+using core::TimePoint;
+
+namespace {
+
+// Two members that have lost each other in that many generations in a row do not train together.
+constexpr int kMostQuarrels = 3;
+
+}  // namespace
+
+// Members that lose each other again and again would do so for ever. True: one of them has to go.
+bool Membership::EvictOneOfAQuarrel(TimePoint now) {
+  if (weighed_) return false;
+  weighed_ = true;
+  std::map<Pair, int> quarrels;
+  std::map<WorkerId, int> accusers;
+  for (const Suspicion& one : suspicions_) {
+    const auto by = workers_.find(one.of);
+    const auto against = workers_.find(one.against);
+    if (by == workers_.end() || against == workers_.end()) continue;
+    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
+    const Pair pair = std::minmax(one.of, one.against);
+    quarrels[pair] = quarrels_[pair] + 1;
+    ++accusers[one.against];
+  }
+  quarrels_ = quarrels;
+  for (const auto& [pair, times] : quarrels_) {
+    if (times < kMostQuarrels) continue;
+    WorkerId one = accusers[pair.first] > accusers[pair.second] ? pair.first : pair.second;
+    const WorkerId spared = one == pair.first ? pair.second : pair.first;
+    if (workers_.at(one).has_state && !workers_.at(spared).has_state) one = spared;
+    const WorkerId other = one == pair.first ? pair.second : pair.first;
+    Drop(one,
+         "it and " + NameOf(other, workers_.at(other).host) + " have lost each other " +
+             std::to_string(times) + " times",
+         now);
+    quarrels_.clear();
+    return true;
+  }
+  return false;
+}
+
+std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host) const {
+  std::set<int> taken;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.host == name) taken.insert(worker.slot);
+  }
+  std::vector<int> free;
+  for (int slot = 0; slot < host.slots; ++slot) {
+    if (!taken.contains(slot)) free.push_back(slot);
+  }
+  return free;
+}
+
+void Membership::Start(TimePoint now) {
+  const bool is_first = next_worker_ == 0;
+  auto room = limits_.max_ranks - std::ranges::count_if(workers_, [this](const auto& one) {
+                return one.second.state != State::kEnding && IsListed(one.second);
+              });
+  for (const std::string& name : host_order_) {
+    const Host& host = hosts_.at(name);
+    if (now < host.not_before) continue;
+    for (const int slot : FreeSlots(name, host)) {
+      if (room-- <= 0) break;
+      Worker& worker = workers_[next_worker_];
+      worker.host = name;
+      worker.slot = slot;
+      worker.since = now;
+      orders_.push_back(StartWorker{next_worker_++, name, slot});
+    }
+  }
+  if (is_first) first_workers_ = next_worker_;
+}
+
+// Those that have asked, at most as many as there may be: survivors first, then others. One that is
+// listed no more is taken where no other survivor is, or where there are too few. Those of a host
+// follow each other.
+std::vector<WorkerId> Membership::Candidates() const {
+  std::vector<WorkerId> survivors;
+  std::vector<WorkerId> unlisted;
+  std::vector<WorkerId> others;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kReady) continue;
+    const bool is_listed = IsListed(worker);
+    if (IsSurvivor(worker)) (is_listed ? survivors : unlisted).push_back(id);
+    if (!IsSurvivor(worker) && is_listed) others.push_back(id);
+  }
+  // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
+  // its group before it had taken the state.
+  const auto age = [&](WorkerId id) {
+    const Worker& worker = workers_.at(id);
+    return std::pair(!worker.has_state, worker.first_begun);
+  };
+  const auto have_state = [&](const std::vector<WorkerId>& some) {
+    return std::ranges::any_of(some, [&](WorkerId id) { return workers_.at(id).has_state; });
+  };
+  std::ranges::stable_sort(survivors, {}, age);
+  std::ranges::stable_sort(unlisted, {}, age);
+  const auto listed = static_cast<int>(survivors.size() + others.size());
+  const bool are_needed = survivors.empty() || listed < limits_.min_ranks ||
+                          (have_state(unlisted) && !have_state(survivors));
+  if (are_needed && !have_state(survivors)) std::swap(survivors, unlisted);
+  std::vector<WorkerId> chosen = std::move(survivors);
+  if (are_needed) chosen.insert(chosen.end(), unlisted.begin(), unlisted.end());
+  chosen.insert(chosen.end(), others.begin(), others.end());
+  const auto most = static_cast<std::size_t>(limits_.max_ranks);
+  if (chosen.size() > most) chosen.resize(most);
+  std::vector<std::string> order;
+  for (const WorkerId id : chosen) order.push_back(workers_.at(id).host);
+  std::ranges::stable_sort(chosen, {}, [&](WorkerId id) {
+    return std::ranges::find(order, workers_.at(id).host) - order.begin();
+  });
+  return chosen;
+}
+
+// A worker that is ending may still be in the memory of its host's others. Where nobody has trained
+// before, those that are being started are waited for, as long as there is time.
+bool Membership::MustWait(const std::vector<WorkerId>& chosen, bool is_late) const {
+  const auto here = [&](const std::string& host) {
+    return std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).host == host; });
+  };
+  const bool all_new =
+      std::ranges::none_of(chosen, [this](WorkerId id) { return workers_.at(id).member_of > 0; });
+  return std::ranges::any_of(workers_, [&](const auto& one) {
+    const Worker& worker = one.second;
+    return worker.state == State::kMember ||
+           (worker.state == State::kEnding && here(worker.host)) ||
+           (worker.state == State::kStarting && all_new && !is_late);
+  });
+}
+
+// A host that ssh reaches and other connections do not would keep the others from training. True: some
+// were dropped.
+bool Membership::DropThoseThatNeverJoin(TimePoint now) {
+  constexpr int kMostFailedBegins = 2;
+  if (failed_begins_ < kMostFailedBegins) return false;
+  failed_begins_ = 0;
+  std::vector<WorkerId> never;
+  bool has_any = false;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kReady) continue;
+    has_any = has_any || worker.has_joined;
+    if (!worker.has_joined && worker.member_of > 0) never.push_back(id);
+  }
+  if (!has_any) return false;
+  for (const WorkerId id : never) {
+    Drop(id, "no group begins with it: its host may let ssh through and no other connection", now);
+  }
+  return !never.empty();
+}
+
+void Membership::Begin(TimePoint now) {
+  if (!IsOver()) return;
+  const bool is_late = now >= over_at_ + limits_.timeout;
+  std::vector<WorkerId> chosen = Candidates();
+  const bool are_enough = static_cast<int>(chosen.size()) >= limits_.min_ranks;
+  if (!are_enough && is_late) {
+    return End(1, "only " + std::to_string(chosen.size()) + " of at least " +
+                      std::to_string(limits_.min_ranks) + " workers are there after " +
+                      core::DurationText(limits_.timeout) + LastEndText(last_end_) +
+                      " (--min-np, --elastic-timeout)");
+  }
+  if (!are_enough || MustWait(chosen, is_late)) return;
+  if (EvictOneOfAQuarrel(now) || DropThoseThatNeverJoin(now)) return Begin(now);
+  if (limits_.resets && generation_ > *limits_.resets) {
+    return End(1, "the workers have changed " + std::to_string(generation_) +
+                      " times, which --reset-limit " + std::to_string(*limits_.resets) +
+                      " does not allow" + LastEndText(last_end_));
+  }
+  ++generation_;
+  ++failed_begins_;  // until one has joined, or ended
+  over_at_ = told_at_ = kNever;
+  begun_at_ = now;
+  announced_at_ = kNever;
+  weighed_ = false;
+  suspicions_.clear();
+  for (const WorkerId id : chosen) {
+    Worker& worker = workers_.at(id);
+    worker.state = State::kMember;
+    worker.member_of = generation_;
+    worker.joined = worker.heard = false;
+    worker.suspected_at = kNever;
+    worker.first_begun = std::min(worker.first_begun, now);
+  }
+  for (const auto& [id, worker] : workers_) {
+    const bool is_of_no_use = worker.state == State::kReady && !IsListed(worker);
+    if (is_of_no_use) Evict(id, "its place is listed no more", now);
+  }
+  const bool has_state =
+      std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });
+  orders_.push_back(BeginGeneration{generation_, std::move(chosen), has_state || !has_had_state_});
+  if (!has_state) has_had_state_ = false;
+}
+
+}  // namespace sirtaki::launch
