@@ -1,5 +1,5 @@
 """Elastic training goes on after an error: it commits what is reached, and goes back to it when a collective has
-failed.
+failed, with the ranks that there are then.
 
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)
 
@@ -12,8 +12,8 @@ failed.
 
     train(state)
 
-The number of ranks is fixed in this version: ranks neither come nor go while the job runs. When a rank is lost for good
-the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
+Under `sirtakirun --elastic` ranks and hosts come and go: docs/elastic.md. Otherwise the number of ranks is fixed: when a
+rank is lost for good the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
 """
 
 from .running import reset, run
