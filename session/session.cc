@@ -184,10 +184,10 @@ Status Session::SetLimits(const Limits& limits) {
   return Run(work);
 }
 
-Status Session::Run(const core::WorkPtr& work, bool watches) {
+Status Session::Run(const core::WorkPtr& work) {
   Status status = Submit(work, /*will_wait=*/true);
   if (!status.ok()) return status;
-  status = watches ? WaitAndWatch(*work->handle) : Wait(*work->handle);
+  status = Wait(*work->handle);
   work->handle->Observe();
   return status;
 }

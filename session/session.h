@@ -210,9 +210,8 @@ class Session {
                      core::TimePoint deadline);
   void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
   core::Status CheckState() const;
-  // Run submits work of the session's own and waits for its end. `watches`: other ranks may be paused,
-  // so this one looks whether their processes are there.
-  core::Status Run(const core::WorkPtr& work, bool watches = false);
+  // Run submits work of the session's own and waits for its end.
+  core::Status Run(const core::WorkPtr& work);
 
   // ---- session_sets.cc ----
   core::Status MakeFirstSets(core::TimePoint deadline);
@@ -220,9 +219,8 @@ class Session {
                           std::int64_t* value) SIRTAKI_EXCLUDES(set_change_gate_);
 
   // ---- session_pauses.cc ----
-  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline,
-                        bool watches = false) SIRTAKI_REQUIRES(assembly_gate_);
-  core::Status WaitAndWatch(core::HandleState& handle);
+  core::Status Assemble(core::SetNumber set, const std::string& what, core::TimePoint deadline)
+      SIRTAKI_REQUIRES(assembly_gate_);
   // `what`: the call that waits here, as users know it. `agrees`: whether this rank does; `against`:
   // the ranks that do not.
   core::Status Meet(core::SetNumber set, const char* what, bool agrees, core::TimePoint deadline,

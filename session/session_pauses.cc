@@ -28,8 +28,8 @@ using core::TimePoint;
 
 namespace {
 
-// How often a rank that waits for others, some of which may be paused, looks whether their
-// processes are there: a paused rank answers no ping.
+// How often a rank that meets others, while nobody drives its engine, looks whether their processes
+// are there.
 constexpr auto kPeersInterval = std::chrono::milliseconds(100);
 
 // How long a meeting goes on.
@@ -71,7 +71,7 @@ class Patience {
 
 // An assembly has a deadline and names who is missing, which MPI's own calls have not. Who has come out
 // of it may still be needed by those who have not: so they meet once more beside the engine.
-Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadline, bool watches) {
+Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadline) {
   const Call call(*this);
   if (!call.has_impl()) return CheckState();
   std::uint64_t& count = assemblies_[set];
@@ -79,25 +79,9 @@ Status Session::Assemble(SetNumber set, const std::string& what, TimePoint deadl
   work->request.key = core::Key::Named(set, "#" + what + " " + std::to_string(count + 1));
   work->request.asked = core::Assembly{};
   work->deadline = deadline;
-  Status status = Run(work, watches);
+  Status status = Run(work);
   // One that was refused does not count: a rank that has joined has counted none.
   if (status.ok()) ++count;
-  return status;
-}
-
-// WaitAndWatch looks at the processes, since pings do not tell of a rank that has ended in its pause.
-Status Session::WaitAndWatch(core::HandleState& handle) {
-  Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
-  while (!handle.done()) {
-    static_cast<void>(Wait(handle, core::Clock::now() + kPeersInterval));
-    const Status lost = handle.done() ? Status::Ok() : parts.medium->CheckPeers();
-    if (!lost.ok()) parts.engine->PostFailure(lost, "");
-  }
-  // All ranks have resumed if this has ended well, or was decided against because one has joined.
-  const Status status = handle.status();
-  if (status.ok() || status.code() == StatusCode::kInvalidArgument) {
-    parts.engine->ExpectPauses(/*elsewhere=*/false);
-  }
   return status;
 }
 
@@ -240,7 +224,8 @@ Status Session::EnterMedium(core::Gate** gate) const {
   return enter();
 }
 
-// The ranks go on together: whoever is the first takes nobody for lost who is still paused.
+// The ranks go on together: whoever is the first takes nobody for lost who is still paused, and who
+// answers no ping.
 Status Session::ResumeMedium(TimePoint deadline) {
   if (core::ForkGeneration() != fork_generation_) return CheckState();
   const core::GateLock turn(assembly_gate_, "resume_mpi()", deadline);
@@ -253,7 +238,12 @@ Status Session::ResumeMedium(TimePoint deadline) {
   if (engine == nullptr) return Status::Ok();
   engine->ExpectPauses(/*elsewhere=*/true);
   engine->Resume();
-  return Assemble(core::kWorldSet, "resumption of MPI", deadline, /*watches=*/true);
+  const Status status = Assemble(core::kWorldSet, "resumption of MPI", deadline);
+  // All ranks have resumed if this has ended well, or was decided against because one has joined.
+  if (status.ok() || status.code() == StatusCode::kInvalidArgument) {
+    engine->ExpectPauses(/*elsewhere=*/false);
+  }
+  return status;
 }
 
 }  // namespace sirtaki::session

@@ -25,6 +25,7 @@ Engine::Engine(EngineOptions options, Transport& transport, Negotiator& negotiat
       queue_(queue),
       executor_(executor),
       hooks_(std::make_shared<HandleHooks>(&transport, &queue)),
+      peers_(options_.check_peers),
       limits_(options_.limits),
       driver_(options_, token_, transport, *this) {}
 
@@ -88,6 +89,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   moved |= !commands.empty();
   moved |= ReceiveSome(now);
   CheckDeadlines(now);
+  if (now >= peers_.next()) LookAtPeers(now);
   if (Status health = transport_.health(); !health.ok() && !has_fault_) {
     negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
   }
@@ -209,6 +211,13 @@ void Engine::CheckHeldWork(TimePoint now) {
   Duration limit{};
   if (queue_.EarliestDeadline(&key, &limit) > now) return;
   negotiator_.RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
+}
+
+// Once all have left, each may end when it likes.
+void Engine::LookAtPeers(TimePoint now) {
+  if (negotiator_.faulted() || negotiator_.all_left() || !Outstanding()) return peers_.Skip(now);
+  const Status lost = peers_.Look(now);
+  if (!lost.ok()) negotiator_.RaiseFault(lost.code(), lost.message(), {}, lost.origin());
 }
 
 void Engine::StepNegotiator(TimePoint now) {

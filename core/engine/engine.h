@@ -22,6 +22,7 @@
 #include "core/engine/hold.h"
 #include "core/engine/inbox.h"
 #include "core/engine/pauses.h"
+#include "core/engine/peer_watch.h"
 #include "core/engine/tensor_queue.h"
 #include "core/engine/timed_calls.h"
 #include "core/protocol/negotiator.h"
@@ -43,9 +44,8 @@ class Engine : private Rounds {
 
   // ---- by any thread ----
 
-  // Accepts work; see TensorQueue::Push for errors. `will_wait`: the caller is about to Wait for
-  // it, so the background thread is not woken. Makes the work's handle if it has none. A refused
-  // one's handle is complete, with the refusal.
+  // Submit makes the handle if there is none; a refused work's is complete. Errors: TensorQueue::Push's.
+  // `will_wait`: the caller is about to Wait for it, so the background thread is not woken.
   Status Submit(const WorkPtr& work, bool will_wait);
 
   // Drives or sleeps until the handle is done, and gives its status. kTimedOut at `deadline` (the
@@ -71,10 +71,9 @@ class Engine : private Rounds {
   // Something moved that only a round can see (the large lane finished): wakes whoever drives.
   void Ring() { transport_.Wake(); }
 
-  // The record says what this rank waits for, runs, and did last: rank, host, fault, now, sets,
-  // pending, running, events and lost. Of a rank that has failed what is pending and running is as
-  // it was then. An engine that gives up its token within `patience` tells all; of one that is
-  // stuck `missing` says what could not be had.
+  // The record says what this rank waits for, runs, and did last; after a fault, what it waited for
+  // and ran then. Where the engine does not give up its token within `patience`, the record's
+  // `missing` says what could not be had.
   trace::FlightRecord Describe(Duration patience) const SIRTAKI_EXCLUDES(token_);
 
   // Waits until this rank runs nothing. kTimedOut at `deadline`; messages do not count.
@@ -118,9 +117,8 @@ class Engine : private Rounds {
   void LookIfStuck(StuckWatch* watch) { driver_.LookIfStuck(watch); }
 
   // ---- tests; they take the token ----
-  // One round, as drivers make them: queue -> negotiator <-> transport -> executor. True if anything
-  // moved. `waited_for`: as a thread does that waits; else as the background thread, which holds new
-  // work.
+  // One round, as drivers make them; true if anything moved. `waited_for`: as a thread does that
+  // waits; else as the background thread, which holds new work.
   bool RunOnce(bool waited_for = true) SIRTAKI_EXCLUDES(token_);
   TimePoint NextWake(TimePoint now) const SIRTAKI_EXCLUDES(token_);
   bool closed() const { return closed_.load(std::memory_order_acquire); }
@@ -174,6 +172,7 @@ class Engine : private Rounds {
   void CheckDeadlines(TimePoint now) SIRTAKI_REQUIRES(token_);
   void CallIsLate(TimedCall call, TimePoint now) SIRTAKI_REQUIRES(token_);
   void CheckHeldWork(TimePoint now) SIRTAKI_REQUIRES(token_);
+  void LookAtPeers(TimePoint now) SIRTAKI_REQUIRES(token_);
   void Watch(const WorkPtr& work) SIRTAKI_REQUIRES(token_);
   void StepNegotiator(TimePoint now) SIRTAKI_REQUIRES(token_);
   void TellStalls(const std::vector<StallWarning>& warnings, TimePoint now)
@@ -229,6 +228,7 @@ class Engine : private Rounds {
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed
   Cause noticed_cause_ SIRTAKI_GUARDED_BY(token_);
   Hold hold_ SIRTAKI_GUARDED_BY(token_);
+  PeerWatch peers_ SIRTAKI_GUARDED_BY(token_);
   std::atomic<bool> urgent_{false};  // some of the new work must not be held
 
   Inbox<Command> commands_;

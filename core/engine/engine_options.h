@@ -36,6 +36,9 @@ struct EngineOptions : DriverOptions {
   std::function<void()> on_stuck;
   // Names the call in which a thread keeps the others out of the transport; empty: unknown.
   std::function<std::string()> stuck_in;
+  // An error that names the rank if it is known that the process of another rank has ended. Asked
+  // under the token, about every 100 ms while work is outstanding; null: never.
+  std::function<Status()> check_peers;
 };
 
 }  // namespace sirtaki::core

@@ -130,6 +130,7 @@ Rounds::Plan Engine::NextRound(TimePoint now) const {
                         queue_.EarliestDeadline(nullptr), held_until.value_or(TimePoint::max())});
   const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) plan.wake = std::min(plan.wake, now + kRunningInterval);
+  if (plan.outstanding && !faulted_) plan.wake = std::min(plan.wake, peers_.next());
   plan.polls = !transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsPolling());
   return plan;
 }

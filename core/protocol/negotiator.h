@@ -111,6 +111,7 @@ class Negotiator final : private StallWatch::Surroundings {
   // True when everyone has left, this subtree is drained and the parent knows: stop (17).
   bool closed() const { return closed_; }
   bool leaving() const { return self_left_; }
+  bool all_left() const { return bye_; }
   // Keys that are not decided, or batches and messages that were not taken.
   bool Outstanding() const;
   // The sets of which this rank is a member.

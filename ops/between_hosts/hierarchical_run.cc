@@ -20,8 +20,8 @@ using core::Status;
 // Waiting keeps its core for so long, then gives it away, then sleeps.
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr auto kYield = std::chrono::microseconds(200);
-// Nothing rings for what crosses, or for the end of a peer. What crosses goes on without this rank,
-// and yielding would take the core from what brings it.
+// Nothing rings for what crosses, or for a stop. What crosses goes on without this rank, and yielding
+// would take the core from what brings it.
 constexpr auto kNapWhileCrossing = std::chrono::microseconds(100);
 constexpr auto kNap = std::chrono::milliseconds(50);
 
@@ -34,13 +34,13 @@ std::uint32_t ChunksOf(const HostWork& work) {
 class HierarchicalRun {
  public:
   HierarchicalRun(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                  const Crossing& crossing, const std::function<Status()>& check)
+                  const Crossing& crossing, const StopSign& stop)
       : spin_(spin),
         stage_(stage),
         hosts_(hosts),
         work_(work),
         crossing_(crossing),
-        check_(check),
+        stop_(stop),
         begin_(stage.chunks()),
         end_(begin_ + ChunksOf(work)) {
     stage_.EndOperation(end_ - begin_);
@@ -93,7 +93,7 @@ class HierarchicalRun {
   const HostMembers& hosts_;
   const HostWork& work_;
   const Crossing& crossing_;
-  const std::function<Status()>& check_;
+  const StopSign& stop_;
 
   // Chunks, counted over all operations of the set.
   const std::uint32_t begin_;
@@ -109,7 +109,7 @@ class HierarchicalRun {
 
 // Wait sleeps until a peer has come further, or for a while.
 void HierarchicalRun::Wait(std::uint32_t rung) {
-  status_ = check_();
+  status_ = stop_.why();
   if (!status_.ok()) return;
   const bool crosses = !under_way_.empty();
   const core::Duration spin = spin_ ? kSpin : core::Duration();
@@ -296,8 +296,8 @@ bool HierarchicalRun::AllReached(shm::SharedCounter HostStageCounters::*counter,
 }  // namespace
 
 Status RunByHosts(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                  const Crossing& crossing, const std::function<Status()>& check) {
-  return HierarchicalRun(spin, stage, hosts, work, crossing, check).RunThrough();
+                  const Crossing& crossing, const StopSign& stop) {
+  return HierarchicalRun(spin, stage, hosts, work, crossing, stop).RunThrough();
 }
 
 }  // namespace sirtaki::ops

@@ -23,6 +23,7 @@
 #include "core/base/status.h"
 #include "fusion/pack.h"
 #include "ops/base/backend.h"
+#include "ops/base/stop_sign.h"
 #include "ops/between_hosts/host_stage.h"
 
 namespace sirtaki::ops {
@@ -52,8 +53,8 @@ using Crossing = std::function<std::unique_ptr<Completion>(
     std::byte* memory, std::span<const std::int64_t> counts, core::DType dtype)>;
 
 // Runs through on the large lane. `spin`: short waits keep their core. The carriers of a host are its
-// first members. `check`: why there is no point in waiting any longer; called now and then.
+// first members. `stop`: looked at while it waits.
 core::Status RunByHosts(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                        const Crossing& crossing, const std::function<core::Status()>& check);
+                        const Crossing& crossing, const StopSign& stop);
 
 }  // namespace sirtaki::ops

@@ -38,13 +38,10 @@ constexpr std::int64_t kLineBytes = 64;
 
 constexpr auto kLongestSleep = std::chrono::milliseconds(1);
 
-// Asking for the peers' lives costs a system call for each.
-constexpr auto kLookAtPeers = std::chrono::milliseconds(100);
-
 }  // namespace
 
-Hierarchy::Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options)
-    : flat_(flat), group_(group), options_(std::move(options)) {}
+Hierarchy::Hierarchy(Backend& flat, HierarchyOptions options)
+    : flat_(flat), options_(std::move(options)) {}
 
 Hierarchy::Layout Hierarchy::LayoutOf(SetNumber set, const RankRanges& members) const {
   const auto host_of = [this](int rank) {
@@ -265,9 +262,9 @@ std::unique_ptr<Completion> Hierarchy::AllGatherV(Channel channel, const void* i
 
 std::unique_ptr<Completion> Hierarchy::Run(const Set& set, const HostWork& work,
                                            const Crossing& crossing) {
-  if (Status stop = Check(); !stop.ok()) return Finished::With(std::move(stop));
-  return Finished::With(RunByHosts(options_.spin, *set.stage, set.layout->hosts, work, crossing,
-                                   [this] { return Check(); }));
+  if (stop_.raised()) return Finished::With(stop_.why());
+  return Finished::With(
+      RunByHosts(options_.spin, *set.stage, set.layout->hosts, work, crossing, stop_));
 }
 
 Hierarchy::Set Hierarchy::SetOf(Channel channel) const {
@@ -299,14 +296,6 @@ std::vector<fusion::FusedVector> Hierarchy::VectorsOf(
     vectors.emplace_back(dtype, dtype, std::move(segments), cutting, std::nullopt);
   }
   return vectors;
-}
-
-Status Hierarchy::Check() {
-  if (stop_.raised()) return stop_.why();
-  const core::TimePoint now = core::Clock::now();
-  if (group_ == nullptr || now - looked_ < kLookAtPeers) return Status::Ok();
-  looked_ = now;
-  return group_->CheckPeers();
 }
 
 void Hierarchy::Abort(const Status& why) { stop_.Raise(why); }

@@ -21,7 +21,6 @@
 #include "ops/base/backend.h"
 #include "ops/base/stop_sign.h"
 #include "ops/between_hosts/hierarchical_run.h"
-#include "ops/shm/local_group.h"
 
 namespace sirtaki::ops {
 
@@ -38,8 +37,8 @@ struct HierarchyOptions {
 // called by anyone.
 class Hierarchy final : public Rootless {
  public:
-  // `flat`: the medium's. `group`: null if this host's ranks share no memory. Both must outlive it.
-  Hierarchy(Backend& flat, shm::LocalGroup* group, HierarchyOptions options);
+  // `flat`: the medium's, which must outlive it.
+  Hierarchy(Backend& flat, HierarchyOptions options);
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
 
@@ -112,12 +111,9 @@ class Hierarchy final : public Rootless {
       const std::function<Segment(std::byte* part, bool own)>& segment_of);
   std::unique_ptr<Completion> Run(const Set& set, const HostWork& work, const Crossing& crossing)
       SIRTAKI_EXCLUDES(mutex_);
-  core::Status Check() SIRTAKI_EXCLUDES(mutex_);
 
   Backend& flat_;
-  shm::LocalGroup* const group_;
   const HierarchyOptions options_;
-  core::TimePoint looked_{};  // at the peers
   mutable core::Mutex mutex_;
   std::map<core::SetNumber, Set> sets_ SIRTAKI_GUARDED_BY(mutex_);
   StopSign stop_;

@@ -27,9 +27,8 @@ constexpr auto kAwake = std::chrono::microseconds(50);
 // A yield that took this long went to somebody who computes: for a while it is sooner to be woken.
 constexpr auto kLongYield = std::chrono::microseconds(500);
 constexpr int kSleepsAtOnce = 100;
-// A sleeper looks this often whether it is to stop, and whether its peers are alive.
+// A sleeper looks this often whether it is to stop.
 constexpr auto kNap = std::chrono::milliseconds(20);
-constexpr auto kCheckPeers = std::chrono::milliseconds(100);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -162,14 +161,12 @@ Status SharedChannel::AwaitFault() {
     // The message with the fault rings.
     SharedCounter& bell = group_.Bell(group_.self());
     bell.Sleep(bell.Load(), core::Clock::now() + kNap);
-    if (Status lost = group_.CheckPeers(); !lost.ok()) return lost;
   }
   return stop_->why();
 }
 
 Status SharedChannel::Block(const Wait& wait, bool spin) {
   const core::TimePoint start = core::Clock::now();
-  core::TimePoint check = start + kCheckPeers;
   while (true) {
     if (stop_->raised()) return stop_->why();
     SharedCounter* counter = nullptr;
@@ -198,11 +195,6 @@ Status SharedChannel::Block(const Wait& wait, bool spin) {
       --sleeps_at_once_;
     } else if (!spin && now > start + kLongYield) {
       sleeps_at_once_ = kSleepsAtOnce;
-    }
-    if (now >= check) {
-      // A frame that a peer wrote before it ended counts.
-      if (Status lost = group_.CheckPeers(); !lost.ok() && counter->Load() == seen) return lost;
-      check = now + kCheckPeers;
     }
     counter->Sleep(seen, now + kNap);
   }

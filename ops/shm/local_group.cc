@@ -1,9 +1,9 @@
 #include "ops/shm/local_group.h"
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <random>
 #include <utility>
@@ -97,6 +97,7 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
     Status status = Deserialize(announcements[next++], &theirs);
     if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
     Member& member = members_.emplace_back();
+    pollfd& end = ends_.emplace_back(pollfd{-1, POLLIN, 0});
     member.rank = rank;
     member.process = theirs.process;
     if (rank == options_.rank) self_ = static_cast<int>(members_.size()) - 1;
@@ -111,15 +112,15 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
     if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
     if (theirs.process == getpid()) continue;
     one_process = false;
-    member.process_descriptor = OpenProcess(theirs.process);
+    end.fd = OpenProcess(theirs.process);
   }
   one_process_ = one_process && options_.threads_share_all;
   return Status::Ok();
 }
 
 LocalGroup::~LocalGroup() {
-  for (const Member& member : members_) {
-    if (member.process_descriptor >= 0) close(member.process_descriptor);
+  for (const pollfd& end : ends_) {
+    if (end.fd >= 0) close(end.fd);
   }
 }
 
@@ -160,16 +161,14 @@ core::MemorySource& LocalGroup::memory() const {
 }
 
 Status LocalGroup::CheckPeers() const {
-  for (const Member& member : members_) {
-    if (member.process_descriptor < 0) continue;
-    pollfd ended{member.process_descriptor, POLLIN, 0};
-    if (poll(&ended, 1, 0) == 1 && (ended.revents & POLLIN) != 0) {
-      return {StatusCode::kPeerLost, "rank " + std::to_string(member.rank) +
-                                         " is lost: its process, " +
-                                         std::to_string(member.process) + ", has ended"};
-    }
-  }
-  return Status::Ok();
+  std::vector<pollfd> ends = ends_;
+  if (poll(ends.data(), ends.size(), 0) <= 0) return Status::Ok();
+  const auto ended =
+      std::ranges::find_if(ends, [](const pollfd& one) { return (one.revents & POLLIN) != 0; });
+  if (ended == ends.end()) return Status::Ok();
+  const Member& member = members_[static_cast<std::size_t>(ended - ends.begin())];
+  return {StatusCode::kPeerLost, "rank " + std::to_string(member.rank) + " is lost: its process, " +
+                                     std::to_string(member.process) + ", has ended"};
 }
 
 }  // namespace sirtaki::ops::shm

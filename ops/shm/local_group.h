@@ -6,7 +6,7 @@
 // pool of its process. Both are mapped by all.
 #pragma once
 
-#include <sys/types.h>
+#include <poll.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -78,14 +78,13 @@ class LocalGroup {
   // The answer is that of what was read before the call.
   bool HasGivenUp(int index) const;
 
-  // kPeerLost, naming it, if the process of a member has ended. Costs a system call a member.
+  // kPeerLost, naming it, if the process of a member has ended. Costs one system call.
   core::Status CheckPeers() const;
 
  private:
   struct Member {
     int rank = -1;
     pid_t process = 0;
-    int process_descriptor = -1;  // pidfd; -1: this process, or the kernel has none
     std::shared_ptr<Region> session;
     std::shared_ptr<Region> pool;
   };
@@ -96,6 +95,7 @@ class LocalGroup {
   std::shared_ptr<Region> session_;  // this rank's
   core::RankRanges ranks_;
   std::vector<Member> members_;
+  std::vector<pollfd> ends_;  // their processes' pidfds; -1: this process, or the kernel has none
   int self_ = 0;
   bool one_process_ = false;  // and all memory is shared
 };

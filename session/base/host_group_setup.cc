@@ -126,7 +126,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     hierarchy.spin = options.spin;
     hierarchy.chunk_bytes = options.config.chunk_bytes;
     hierarchy.start_by = deadline;
-    hierarchy_ = std::make_unique<ops::Hierarchy>(backend, group_.get(), std::move(hierarchy));
+    hierarchy_ = std::make_unique<ops::Hierarchy>(backend, std::move(hierarchy));
     if (Status all = hierarchy_->AddSet(core::kWorldSet, world); !all.ok()) return all;
   }
   selecting_ =

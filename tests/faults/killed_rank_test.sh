@@ -5,6 +5,8 @@
 survive=$(flag_to_survive)
 
 # Asked after half a second of silence, and lost 12 s after that: a rank that a busy machine holds up is not taken for lost.
+# The end of a process on this host is noticed long before that.
+limit=6000
 options=(--sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12)
 kinds=(killed exits killed-large killed-paused)
 for what in "${kinds[@]}"; do

@@ -34,6 +34,7 @@ TEST(EngineTest, WithoutRingingThePollCoolsDown) {
   world.now += milliseconds(10);
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + microseconds(500));
   world.now += seconds(1);
+  world[0].engine->RunOnce();
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(1));
   world.Submit(1, "w");
   world.Settle();
@@ -52,6 +53,7 @@ TEST(EngineTest, UnfinishedNonBlockingCallsAskForThePoll) {
   }
   world.Settle();
   world.now += seconds(1);
+  world[0].engine->RunOnce();
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(1));
 }
 

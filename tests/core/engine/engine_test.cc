@@ -312,6 +312,61 @@ TEST(EngineTest, AFailedTransportIsAFault) {
   EXPECT_EQ(work->handle->status().message(), "the connection to rank 1 failed");
 }
 
+// Nobody rings for a process that has ended.
+TEST(EngineTest, AProcessThatHasEndedIsAFaultWhileSomebodyWaits) {
+  World world(2);
+  const Status ended(StatusCode::kPeerLost, "rank 1 is lost: its process, 7, has ended");
+  const WorkPtr work = world.Submit(0, "w");
+  world[0].engine->RunOnce();
+  world[0].peers = ended;
+  EXPECT_LE(world[0].engine->NextWake(world.now), world.now + milliseconds(100));
+  // It may have said why: that counts, if it is on its way.
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  EXPECT_FALSE(work->handle->done());
+  EXPECT_LE(world[0].engine->NextWake(world.now), world.now + milliseconds(100));
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  ASSERT_TRUE(work->handle->done());
+  EXPECT_EQ(work->handle->status().code(), StatusCode::kPeerLost);
+  EXPECT_EQ(work->handle->status().message(), ended.message());
+  EXPECT_EQ(world[0].executor.abandoned.code(), StatusCode::kPeerLost);
+}
+
+TEST(EngineTest, AProcessThatHasSaidWhyItEndsIsNoLostPeer) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world[0].engine->RunOnce();
+  world[0].peers = Status(StatusCode::kPeerLost, "rank 1 is lost");
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  world[1].engine->PostFailure(Status(StatusCode::kAborted, "the loss is NaN"), {});
+  world[1].engine->RunOnce();
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  EXPECT_EQ(work->handle->status().message(), "the loss is NaN");
+}
+
+TEST(EngineTest, NobodyLooksForProcessesWhileNothingIsOutstandingOrAllHaveLeft) {
+  World world(2);
+  for (int i = 0; i < 10; ++i) {
+    world.now += milliseconds(100);
+    world.Settle();
+  }
+  EXPECT_EQ(world[0].looks, 0);
+  EXPECT_GT(world[0].engine->NextWake(world.now), world.now + milliseconds(100));
+  // A rank that has ended after all had left has ended in order.
+  world[0].negotiator->Leave("done", world.now);
+  world[1].negotiator->Leave("done", world.now);
+  for (int rank = 1; rank >= 0; --rank) world[rank].engine->RunOnce();
+  world[1].peers = Status(StatusCode::kPeerLost, "rank 0 is lost");
+  for (int i = 0; i < 3; ++i) {
+    world.now += milliseconds(100);
+    world[1].engine->RunOnce();
+  }
+  EXPECT_TRUE(world[1].engine->fault().ok()) << world[1].engine->fault().ToString();
+}
+
 TEST(EngineTest, WorkIsRefusedWithTheCauseAfterAFault) {
   World world(2);
   world[0].engine->PostFailure(Status(StatusCode::kBackend, "broken"), {});

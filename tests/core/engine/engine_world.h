@@ -116,6 +116,8 @@ struct Rank {
   std::function<void()> on_start;
   std::function<void()> on_fault;
   std::uint64_t step = 1;
+  Status peers;  // what a look at the others' processes finds
+  int looks = 0;
 };
 
 class World {
@@ -150,6 +152,10 @@ class World {
         if (r.on_start) r.on_start();
       };
       options.step = [&r] { return r.step; };
+      options.check_peers = [&r] {
+        ++r.looks;
+        return r.peers;
+      };
       options.in_words = [](const std::string& text) {
         const std::size_t at = text.find("bucket 3 of arena 1");
         return at == std::string::npos ? text : std::string(text).replace(at, 19, "\"c.bias\"");

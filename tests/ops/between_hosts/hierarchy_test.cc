@@ -45,12 +45,11 @@ std::string NameOf(const Hosts& hosts) {
 struct Rank {
   Rank(InprocWorld& world, const Hosts& hosts, int rank)
       : flat(world.Connect(rank)),
-        hierarchy(*flat, nullptr,
-                  {.rank = rank,
-                   .host_of_rank = hosts,
-                   .shares = std::vector<bool>(hosts.size(), true),
-                   .spin = false,
-                   .chunk_bytes = 1024}),
+        hierarchy(*flat, {.rank = rank,
+                          .host_of_rank = hosts,
+                          .shares = std::vector<bool>(hosts.size(), true),
+                          .spin = false,
+                          .chunk_bytes = 1024}),
         all(RankRanges::Span(0, static_cast<int>(hosts.size()) - 1)) {
     const Status status = hierarchy.AddSet(core::kWorldSet, all);
     EXPECT_TRUE(status.ok()) << status.ToString();
@@ -276,8 +275,7 @@ TEST(HierarchySelectionTest, HostsWhoseRanksShareNothingAreLeftToTheMedium) {
   InprocWorld world(4);
   RankThreads::Run(4, [&](int r) {
     const std::unique_ptr<Backend> flat = world.Connect(r);
-    Hierarchy hierarchy(*flat, nullptr,
-                        {.rank = r, .host_of_rank = hosts, .shares = {true, false}});
+    Hierarchy hierarchy(*flat, {.rank = r, .host_of_rank = hosts, .shares = {true, false}});
     EXPECT_TRUE(hierarchy.AddSet(core::kWorldSet, RankRanges::Span(0, 3)).ok());
     EXPECT_FALSE(hierarchy.Covers(kLarge));
     // One rank of the host that does not share is none too many.
@@ -292,12 +290,11 @@ TEST(HierarchySelectionTest, HostsWhoseRanksShareNothingAreLeftToTheMedium) {
 TEST(HierarchyDeadlineTest, TheWorldIsAddedByItsDeadlineOrNotAtAll) {
   InprocWorld world(4);
   const auto flat = world.Connect(0);
-  Hierarchy hierarchy(*flat, nullptr,
-                      {.rank = 0,
-                       .host_of_rank = {0, 0, 1, 1},
-                       .shares = {true, true},
-                       .spin = false,
-                       .start_by = core::Clock::now() + std::chrono::milliseconds(50)});
+  Hierarchy hierarchy(*flat, {.rank = 0,
+                              .host_of_rank = {0, 0, 1, 1},
+                              .shares = {true, true},
+                              .spin = false,
+                              .start_by = core::Clock::now() + std::chrono::milliseconds(50)});
   const Status status = hierarchy.AddSet(core::kWorldSet, RankRanges::Span(0, 3));
   EXPECT_EQ(status.code(), StatusCode::kTimedOut) << status.ToString();
 }

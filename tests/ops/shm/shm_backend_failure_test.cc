@@ -173,7 +173,14 @@ TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
   ASSERT_TRUE(
       backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum)->status().ok());
   EXPECT_EQ(values.back(), 3);
+  // As an engine does, which looks at the peers while its lanes work.
+  std::thread watching([&] {
+    Status ended;
+    while (ended.ok()) ended = group->CheckPeers();
+    backend.Abort(ended);
+  });
   const auto lost = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
+  watching.join();
   EXPECT_EQ(lost->status().code(), StatusCode::kPeerLost) << lost->status().ToString();
   int how = 0;
   EXPECT_EQ(waitpid(child, &how, 0), child);
