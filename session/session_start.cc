@@ -7,6 +7,7 @@
 #include "core/base/log.h"
 #include "core/machine/start_notice.h"
 #include "core/protocol/tree.h"
+#include "ops/base/keep_forever.h"
 #include "session/base/clock_offset.h"
 #include "session/base/devices.h"
 #include "session/bootstrap.h"
@@ -179,7 +180,10 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   Build(std::move(medium), options, spin);
   observation_->Begin();
   if (is_process_) core::TellStart(options.environment, core::StartNotice::kAgain);
-  return topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
+  Status made = topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
+  // The ranks that are here have ended their session before this one.
+  ops::DropKept();
+  return made;
 }
 
 void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin) {

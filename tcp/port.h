@@ -30,6 +30,7 @@ class Port final : public ops::wire::Port {
                                         std::span<const ops::wire::Receive> receives,
                                         std::span<const ops::wire::Send> sends) override;
 
+  bool lets_go() const override { return true; }
   void Abort(const core::Status& why) override {
     stop_.Raise(why);
     self_->Abort(why);

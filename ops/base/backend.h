@@ -22,11 +22,12 @@
 #include "fusion/convert.h"
 #include "fusion/pack.h"
 #include "fusion/planner.h"
+#include "ops/base/keep_forever.h"
 
 namespace sirtaki::ops {
 
 // An operation under way. Destroying an unfinished one is allowed after a fault only; the memory it
-// refers to must then stay alive.
+// refers to must then stay alive, as WhenLetGo says.
 class Completion {
  public:
   virtual ~Completion() = default;
@@ -69,6 +70,10 @@ class Rootless {
   virtual ~Rootless() = default;
   // The name as a timeline has it: "shm", "mpi", "by hosts". It lives as long as the process.
   virtual std::string_view name() const = 0;
+
+  // When the memory of this channel's operations that have failed is touched no more, once their
+  // Completions are gone: until then it must stay alive. The answer may outlive the backend.
+  virtual LetGo WhenLetGo(Channel /*channel*/) const { return nullptr; }
 
   // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
   // HasReduction (ops/base/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
@@ -141,12 +146,14 @@ class Backends {
   // may be its own receiver. Tags from 0 to kMaxTag. Both sides give the same number of bytes:
   // another one may be an error of the receive. A send is finished when its memory may be changed;
   // whether that is before it is received is the medium's affair. Messages may be destroyed
-  // unfinished without a fault; their memory must stay alive even so.
+  // unfinished without a fault; their memory must stay alive even so, as WhenMessagesLetGo says.
   static constexpr int kMaxTag = 32000;
   virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
                                                   std::int64_t bytes) = 0;
   virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,
                                                      std::int64_t bytes) = 0;
+
+  virtual LetGo WhenMessagesLetGo() const { return nullptr; }
 
   // After a fault: blocked calls should return with an error if the medium can do that, and nothing
   // new starts. The lanes call it when they stop. The first reason stays. Thread-safe, never
@@ -157,6 +164,7 @@ class Backends {
 class Backend : public Rootless, public Backends {
  public:
   Route Select(Channel /*channel*/) final { return {this, this}; }
+  LetGo WhenMessagesLetGo() const final { return WhenLetGo({}); }
 
   // Reduce is AllReduce with the result in the buffer of member `root`; what is in the others'
   // afterwards is not defined.

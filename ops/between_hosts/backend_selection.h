@@ -36,6 +36,7 @@ class BackendSelection final : public Backends {
                                              std::int64_t bytes) override {
     return flat_.ReceiveMessage(from, tag, memory, bytes);
   }
+  LetGo WhenMessagesLetGo() const override { return flat_.WhenMessagesLetGo(); }
   void Abort(const core::Status& why) override;
 
  private:

@@ -34,23 +34,25 @@ std::uint32_t ChunksOf(const HostWork& work) {
 class HierarchicalRun {
  public:
   HierarchicalRun(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                  const Crossing& crossing, const StopSign& stop)
+                  const Crossing& crossing, const StopSign& stop, LetGo let_go)
       : spin_(spin),
         stage_(stage),
         hosts_(hosts),
         work_(work),
         crossing_(crossing),
         stop_(stop),
+        let_go_(std::move(let_go)),
         begin_(stage.chunks()),
         end_(begin_ + ChunksOf(work)) {
     stage_.EndOperation(end_ - begin_);
   }
-  // What crosses unfinished keeps its memory: after an error too the medium may still be at it.
+  // What crosses unfinished may keep its memory: after an error too the medium may still be at it.
   ~HierarchicalRun() {
     const bool lost = std::any_of(under_way_.begin(), under_way_.end(), [](const auto& slice) {
       return slice != nullptr && (!slice->Poll() || !slice->status().ok());
     });
-    if (lost) KeepForever(stage_.memory());
+    under_way_.clear();
+    if (lost) KeepUntil(let_go_, stage_.memory());
   }
   HierarchicalRun(const HierarchicalRun&) = delete;
   HierarchicalRun& operator=(const HierarchicalRun&) = delete;
@@ -94,6 +96,7 @@ class HierarchicalRun {
   const HostWork& work_;
   const Crossing& crossing_;
   const StopSign& stop_;
+  const LetGo let_go_;
 
   // Chunks, counted over all operations of the set.
   const std::uint32_t begin_;
@@ -296,8 +299,8 @@ bool HierarchicalRun::AllReached(shm::SharedCounter HostStageCounters::*counter,
 }  // namespace
 
 Status RunByHosts(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                  const Crossing& crossing, const StopSign& stop) {
-  return HierarchicalRun(spin, stage, hosts, work, crossing, stop).RunThrough();
+                  const Crossing& crossing, const StopSign& stop, LetGo let_go) {
+  return HierarchicalRun(spin, stage, hosts, work, crossing, stop, std::move(let_go)).RunThrough();
 }
 
 }  // namespace sirtaki::ops

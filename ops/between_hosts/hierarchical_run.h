@@ -53,8 +53,8 @@ using Crossing = std::function<std::unique_ptr<Completion>(
     std::byte* memory, std::span<const std::int64_t> counts, core::DType dtype)>;
 
 // Runs through on the large lane. `spin`: short waits keep their core. The carriers of a host are its
-// first members. `stop`: looked at while it waits.
+// first members. `stop`: looked at while it waits. `let_go`: of what crosses.
 core::Status RunByHosts(bool spin, HostStage& stage, const HostMembers& hosts, const HostWork& work,
-                        const Crossing& crossing, const StopSign& stop);
+                        const Crossing& crossing, const StopSign& stop, LetGo let_go);
 
 }  // namespace sirtaki::ops

@@ -104,7 +104,7 @@ Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
   if (status.ok()) {
     *all = std::move(*told);
   } else {
-    KeepForever(told);  // the medium may still write there
+    KeepUntil(flat_.WhenLetGo({set, fusion::Lane::kSmall}), told);  // it may still be written to
   }
   return status;
 }
@@ -263,8 +263,9 @@ std::unique_ptr<Completion> Hierarchy::AllGatherV(Channel channel, const void* i
 std::unique_ptr<Completion> Hierarchy::Run(const Set& set, const HostWork& work,
                                            const Crossing& crossing) {
   if (stop_.raised()) return Finished::With(stop_.why());
-  return Finished::With(
-      RunByHosts(options_.spin, *set.stage, set.layout->hosts, work, crossing, stop_));
+  return Finished::With(RunByHosts(options_.spin, *set.stage, set.layout->hosts, work, crossing,
+                                   stop_,
+                                   flat_.WhenLetGo({core::kWorldSet, fusion::Lane::kSmall})));
 }
 
 Hierarchy::Set Hierarchy::SetOf(Channel channel) const {

@@ -54,6 +54,8 @@ class Hierarchy final : public Rootless {
   bool Covers(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
 
   std::string_view name() const override { return "by hosts"; }
+  // What is shared is staged: of a rank's own memory others see nothing.
+  LetGo WhenLetGo(Channel channel) const override { return flat_.WhenLetGo(channel); }
   // Precondition of these: Covers(channel).
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
                                         core::DType dtype, core::ReduceOp op) override;

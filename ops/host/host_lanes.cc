@@ -32,12 +32,16 @@ HostLanes::~HostLanes() {
   if (!HostLanes::Idle() || impl_->messages.unfinished()) {
     HostLanes::Abandon(Status(StatusCode::kShutDown, "the session has ended"));
   }
-  const bool keep = !impl_->small.empty();
+  for (Impl::InFlight& one : impl_->small) {
+    const GroupTaskPtr group = one.task.group;
+    Impl::Keep(*group, std::make_shared<Impl::InFlight>(std::move(one)));
+  }
+  impl_->small.clear();
   const bool gone = impl_->EndThread(kGrace);
   if (std::shared_ptr<void> messages = impl_->messages.Release()) {
-    KeepForever(std::move(messages));
+    KeepUntil(impl_->backend.WhenMessagesLetGo(), std::move(messages));
   }
-  if (keep || !gone) KeepForever(impl_);
+  if (!gone) KeepForever(impl_);
 }
 
 void HostLanes::Start(core::RunBatch batch, core::TimePoint now) {

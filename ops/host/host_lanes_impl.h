@@ -32,6 +32,8 @@ struct HostLanes::Impl : Lane<HostTask> {
     std::unique_ptr<Staging> staging;
     std::unique_ptr<GroupRun> run;
   };
+  // Keeps what the medium may still write to after a failure.
+  static void Keep(const GroupTask& task, std::shared_ptr<void> what);
 
   Impl(HostLanesOptions lane_options, Backends& lane_backend)
       : Lane(lane_options.on_failure),

@@ -49,8 +49,13 @@ void HostLanes::Impl::Stop(const Status& reason, const std::optional<std::string
   });
 }
 
-// After a failure the medium may still write to what the group has given it: that stays for the
-// life of the process.
+void HostLanes::Impl::Keep(const GroupTask& task, std::shared_ptr<void> what) {
+  LetGo one = task.route.backend->WhenLetGo(task.channel);
+  LetGo other = task.route.rootless->WhenLetGo(task.channel);
+  if (!one || !other) return KeepForever(std::move(what));
+  KeepUntil([one, other] { return one() && other(); }, std::move(what));
+}
+
 void HostLanes::Impl::EndSmall(InFlight over) {
   const HostTask task = over.task;
   const Status status = over.run->status();
@@ -58,7 +63,7 @@ void HostLanes::Impl::EndSmall(InFlight over) {
     over.run.reset();
     pool.Return(std::move(over.staging));
   } else {
-    KeepForever(std::make_shared<InFlight>(std::move(over)));
+    Keep(*task.group, std::make_shared<InFlight>(std::move(over)));
   }
   Conclude(task, status);
 }
@@ -159,10 +164,11 @@ void HostLanes::Impl::RunLargeLane() {
         core::MutexLock lock(mutex);
         large_runs = false;  // on_progress must find the lanes idle if they are
       }
-      // A run that has failed is kept, as in EndSmall.
       if (run != nullptr && !status.ok()) {
-        KeepForever(run);
-        KeepForever(std::exchange(staging, std::make_shared<Staging>(backend.memory())));
+        using Used = std::pair<std::shared_ptr<Staging>, std::shared_ptr<GroupRun>>;
+        Keep(*next->group, std::make_shared<Used>(
+                               std::exchange(staging, std::make_shared<Staging>(backend.memory())),
+                               std::exchange(run, nullptr)));
       }
       // After a stop its handles are complete already.
       if (!stopped()) Conclude(*next, status);

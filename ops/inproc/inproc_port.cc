@@ -99,6 +99,7 @@ class InprocPorts::Port final : public wire::Port {
   std::unique_ptr<Completion> Post(Envelope envelope, std::span<const wire::Receive> receives,
                                    std::span<const wire::Send> sends) override;
 
+  bool lets_go() const override { return true; }
   void Abort(const Status& why) override {
     core::MutexLock lock(mailboxes_->mutex);
     if (!mailboxes_->aborted.ok()) return;

@@ -177,6 +177,11 @@ Status Backend::RemoveSet(core::SetNumber set) {
   return status;
 }
 
+LetGo Backend::WhenLetGo(Channel channel) const {
+  const bool is_seen = channel.lane == fusion::Lane::kLarge && !options_.verify;
+  return is_seen ? group_.WhenAllHaveLeft() : LetsGoAtOnce();
+}
+
 std::shared_ptr<Backend::Queue> Backend::Find(Channel channel) {
   core::MutexLock lock(mutex_);
   const auto found = sets_.find(channel.set);

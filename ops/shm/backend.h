@@ -7,7 +7,7 @@
 // After Abort, and after an operation that failed here, a peer may for a moment go on reading and,
 // in reductions on the large lane, writing this rank's tensors where it sees them: it stops at its
 // next look at the stop sign, after a megabyte at most, and a peer that has not heard of the fault
-// yet when it does. What lies in the pool stays mapped as long as the process lives.
+// yet when it does. So this memory is kept until no member of the group can touch it any more.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,7 @@ class Backend final : public ops::Backend {
   bool Covers(const core::RankRanges& members) const;
 
   std::string_view name() const override { return "shm"; }
+  LetGo WhenLetGo(Channel channel) const override;
   // The set is one that Covers.
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override
       SIRTAKI_EXCLUDES(mutex_);

@@ -22,6 +22,7 @@ struct Head {
   std::uint64_t token;
   SharedCounter bell;
   std::atomic<bool> gave_up;
+  std::atomic<bool> left;
   static_assert(std::atomic<bool>::is_always_lock_free);
 };
 static_assert(sizeof(Head) <= LocalGroup::kMailboxesBegin);
@@ -62,6 +63,8 @@ std::uint64_t RandomToken() {
   return (std::uint64_t{device()} << 32) ^ device() ^ 1;
 }
 
+Head& HeadOf(const Region& session) { return *reinterpret_cast<Head*>(session.base()); }
+
 int OpenProcess(pid_t process) {
   return static_cast<int>(syscall(SYS_pidfd_open, process, 0U));  // -1 before Linux 5.3
 }
@@ -81,7 +84,7 @@ Status LocalGroup::Make(const LocalGroupOptions& options, std::unique_ptr<LocalG
     mine.pool = options.pool->region().descriptor();
     mine.pool_bytes = options.pool->region().size();
   }
-  reinterpret_cast<Head*>(made->session_->base())->token = mine.token;
+  HeadOf(*made->session_).token = mine.token;
   *announcement = Serialize(mine);
   *group = std::move(made);
   return status;
@@ -96,14 +99,13 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
     Announcement theirs;
     Status status = Deserialize(announcements[next++], &theirs);
     if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
-    Member& member = members_.emplace_back();
-    pollfd& end = ends_.emplace_back(pollfd{-1, POLLIN, 0});
+    Member& member = all_->members.emplace_back();
+    pollfd& end = all_->ends.emplace_back(pollfd{-1, POLLIN, 0});
     member.rank = rank;
     member.process = theirs.process;
-    if (rank == options_.rank) self_ = static_cast<int>(members_.size()) - 1;
+    if (rank == options_.rank) self_ = size() - 1;
     status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
-    if (status.ok() &&
-        reinterpret_cast<const Head*>(member.session->base())->token != theirs.token) {
+    if (status.ok() && HeadOf(*member.session).token != theirs.token) {
       status = {StatusCode::kUnsupported, "it belongs to another job"};
     }
     if (status.ok() && theirs.pool >= 0) {
@@ -119,30 +121,34 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
 }
 
 LocalGroup::~LocalGroup() {
-  for (const pollfd& end : ends_) {
+  if (session_ != nullptr) HeadOf(*session_).left.store(true);
+}
+
+LocalGroup::All::~All() {
+  for (const pollfd& end : ends) {
     if (end.fd >= 0) close(end.fd);
   }
 }
 
 int LocalGroup::IndexOf(int rank) const {
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    if (members_[i].rank == rank) return static_cast<int>(i);
+  for (std::size_t i = 0; i < members().size(); ++i) {
+    if (members()[i].rank == rank) return static_cast<int>(i);
   }
   return -1;
 }
 
 std::byte* LocalGroup::SessionMemory(int index) const {
-  return members_[static_cast<std::size_t>(index)].session->base();
+  return members()[static_cast<std::size_t>(index)].session->base();
 }
 
 SharedCounter& LocalGroup::Bell(int index) const {
-  return reinterpret_cast<Head*>(SessionMemory(index))->bell;
+  return HeadOf(*members()[static_cast<std::size_t>(index)].session).bell;
 }
 
-void LocalGroup::GiveUp() { reinterpret_cast<Head*>(session_->base())->gave_up.store(true); }
+void LocalGroup::GiveUp() { HeadOf(*session_).gave_up.store(true); }
 
 bool LocalGroup::HasGivenUp(int index) const {
-  return reinterpret_cast<const Head*>(SessionMemory(index))->gave_up.load();
+  return HeadOf(*members()[static_cast<std::size_t>(index)].session).gave_up.load();
 }
 
 std::int64_t LocalGroup::OffsetOf(const void* memory) const {
@@ -153,20 +159,32 @@ std::int64_t LocalGroup::OffsetOf(const void* memory) const {
 
 std::byte* LocalGroup::At(int index, std::int64_t offset) const {
   if (one_process_) return reinterpret_cast<std::byte*>(offset);
-  return members_[static_cast<std::size_t>(index)].pool->base() + offset;
+  return members()[static_cast<std::size_t>(index)].pool->base() + offset;
 }
 
 core::MemorySource& LocalGroup::memory() const {
   return options_.pool != nullptr ? *options_.pool : core::PlainMemory();
 }
 
+LetGo LocalGroup::WhenAllHaveLeft() const {
+  return [all = all_] {
+    std::vector<pollfd> ends = all->ends;
+    static_cast<void>(poll(ends.data(), ends.size(), 0));
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      const bool has_ended = (ends[i].revents & POLLIN) != 0;
+      if (!has_ended && !HeadOf(*all->members[i].session).left.load()) return false;
+    }
+    return true;
+  };
+}
+
 Status LocalGroup::CheckPeers() const {
-  std::vector<pollfd> ends = ends_;
+  std::vector<pollfd> ends = all_->ends;
   if (poll(ends.data(), ends.size(), 0) <= 0) return Status::Ok();
   const auto ended =
       std::ranges::find_if(ends, [](const pollfd& one) { return (one.revents & POLLIN) != 0; });
   if (ended == ends.end()) return Status::Ok();
-  const Member& member = members_[static_cast<std::size_t>(ended - ends.begin())];
+  const Member& member = members()[static_cast<std::size_t>(ended - ends.begin())];
   return {StatusCode::kPeerLost, "rank " + std::to_string(member.rank) + " is lost: its process, " +
                                      std::to_string(member.process) + ", has ended"};
 }

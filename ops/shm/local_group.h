@@ -7,6 +7,7 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "core/base/rank_ranges.h"
 #include "core/base/status.h"
+#include "ops/base/keep_forever.h"
 #include "ops/shm/pool.h"
 #include "ops/shm/region.h"
 #include "ops/shm/shared_counter.h"
@@ -53,11 +55,11 @@ class LocalGroup {
 
   // ---- after Join ----
   const core::RankRanges& ranks() const { return ranks_; }
-  int size() const { return static_cast<int>(members_.size()); }
+  int size() const { return static_cast<int>(members().size()); }
   int self() const { return self_; }  // this rank's index
   // -1 if the rank is not in the group.
   int IndexOf(int rank) const;
-  int RankOf(int index) const { return members_[static_cast<std::size_t>(index)].rank; }
+  int RankOf(int index) const { return members()[static_cast<std::size_t>(index)].rank; }
 
   // The session memory of a member, as it is mapped here: kEnd bytes.
   std::byte* SessionMemory(int index) const;
@@ -78,6 +80,9 @@ class LocalGroup {
   // The answer is that of what was read before the call.
   bool HasGivenUp(int index) const;
 
+  // Whether no member can touch another's memory any more: each has destroyed its group, or has ended.
+  LetGo WhenAllHaveLeft() const;
+
   // kPeerLost, naming it, if the process of a member has ended. Costs one system call.
   core::Status CheckPeers() const;
 
@@ -89,13 +94,23 @@ class LocalGroup {
     std::shared_ptr<Region> pool;
   };
 
+  struct All {
+    All() = default;
+    ~All();
+    All(const All&) = delete;
+    All& operator=(const All&) = delete;
+
+    std::vector<Member> members;
+    std::vector<pollfd> ends;  // their processes' pidfds; -1: this process, or the kernel has none
+  };
+
   explicit LocalGroup(LocalGroupOptions options) : options_(std::move(options)) {}
+  const std::vector<Member>& members() const { return all_->members; }
 
   const LocalGroupOptions options_;
   std::shared_ptr<Region> session_;  // this rank's
   core::RankRanges ranks_;
-  std::vector<Member> members_;
-  std::vector<pollfd> ends_;  // their processes' pidfds; -1: this process, or the kernel has none
+  const std::shared_ptr<All> all_ = std::make_shared<All>();
   int self_ = 0;
   bool one_process_ = false;  // and all memory is shared
 };

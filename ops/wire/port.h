@@ -49,6 +49,10 @@ class Port {
   virtual std::unique_ptr<Completion> Post(Envelope envelope, std::span<const Receive> receives,
                                            std::span<const Send> sends) = 0;
 
+  // Whether the memory of a Completion is neither read nor written after its destructor, also when it
+  // is unfinished or has failed.
+  virtual bool lets_go() const { return false; }
+
   // Nothing new starts: Post gives a Completion that has failed with `why`. What is under way is
   // polled or destroyed as before. The first reason stays. Thread-safe, never blocks.
   virtual void Abort(const core::Status& why) = 0;

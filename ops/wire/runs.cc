@@ -329,7 +329,8 @@ Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_o
 
 Run::~Run() {
   const bool lost = posted_ != nullptr && (!posted_->Poll() || !posted_->status().ok());
-  if (lost && scratch_ != nullptr) KeepForever(std::move(scratch_));
+  posted_.reset();
+  if (lost && scratch_ != nullptr && !seat_.port.lets_go()) KeepForever(std::move(scratch_));
 }
 
 bool Run::Poll() {

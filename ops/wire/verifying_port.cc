@@ -39,15 +39,16 @@ struct Posted {
 
 class Verification final : public Completion {
  public:
-  Verification(std::unique_ptr<Completion> transfers, int rank, Envelope envelope,
+  Verification(std::unique_ptr<Completion> transfers, const Port& port, Envelope envelope,
                std::shared_ptr<Posted> posted)
-      : transfers_(std::move(transfers)),
-        rank_(rank),
+      : port_(port),
         envelope_(envelope),
-        posted_(std::move(posted)) {}
+        posted_(std::move(posted)),
+        transfers_(std::move(transfers)) {}
   // Unfinished or failed: the medium may still use the digests.
   ~Verification() override {
-    if (!finished_ || !transfers_->status().ok()) KeepForever(posted_);
+    const bool lost = !finished_ || !transfers_->status().ok();
+    if (lost && !port_.lets_go()) KeepForever(posted_);
   }
   Verification(const Verification&) = delete;
   Verification& operator=(const Verification&) = delete;
@@ -73,16 +74,16 @@ class Verification final : public Completion {
               "verify_transfers: bytes " + std::to_string(first) + "-" +
                   std::to_string(std::min(first + kBlock, receive.bytes) - 1) + " of " +
                   std::to_string(receive.bytes) + " that rank " + std::to_string(receive.rank) +
-                  " sent to rank " + std::to_string(rank_) + " (tag " +
+                  " sent to rank " + std::to_string(port_.rank()) + " (tag " +
                   std::to_string(envelope_.tag) + ") arrived changed"};
     }
     return Status::Ok();
   }
 
-  const std::unique_ptr<Completion> transfers_;
-  const int rank_;
+  const Port& port_;
   const Envelope envelope_;
   const std::shared_ptr<Posted> posted_;
+  const std::unique_ptr<Completion> transfers_;  // goes before what it uses
   bool finished_ = false;
   Status status_;
 };
@@ -115,8 +116,7 @@ std::unique_ptr<Completion> VerifyingPort::Post(Envelope envelope,
     all_sends.push_back({send.rank, digests.data(), LengthOf(digests)});
   }
   std::unique_ptr<Completion> transfers = port_.Post(envelope, all_receives, all_sends);
-  return std::make_unique<Verification>(std::move(transfers), port_.rank(), envelope,
-                                        std::move(posted));
+  return std::make_unique<Verification>(std::move(transfers), port_, envelope, std::move(posted));
 }
 
 }  // namespace sirtaki::ops::wire

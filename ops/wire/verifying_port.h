@@ -25,6 +25,7 @@ class VerifyingPort final : public Port {
   std::int64_t tags() const override { return port_.tags(); }
   std::unique_ptr<Completion> Post(Envelope envelope, std::span<const Receive> receives,
                                    std::span<const Send> sends) override;
+  bool lets_go() const override { return port_.lets_go(); }
   void Abort(const core::Status& why) override { port_.Abort(why); }
 
  private:

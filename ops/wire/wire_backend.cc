@@ -390,7 +390,7 @@ Status WireBackend::Meet(SetNumber set, const core::RankRanges& members, char mi
   }
   if (status.ok()) status = operation->status();
   if (!status.ok()) {
-    KeepForever(said);  // the medium may still write there
+    if (!port_.lets_go()) KeepForever(said);  // the medium may still write there
     return status;
   }
   *all = *said;

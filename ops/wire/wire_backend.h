@@ -38,6 +38,9 @@ class WireBackend : public Backend {
   WireBackend& operator=(const WireBackend&) = delete;
 
   std::string_view name() const override { return port_.name(); }
+  LetGo WhenLetGo(Channel /*channel*/) const override {
+    return port_.lets_go() ? LetsGoAtOnce() : nullptr;
+  }
 
   // Nobody waits for anybody. Errors: kUnsupported if the port has too few tags for another set.
   core::Status AddSet(core::SetNumber set, const core::RankRanges& members) override

@@ -1,9 +1,16 @@
 // begin_anew VICTIM ROUNDS [--sirtaki-…]: ROUNDS times reduces on every rank until rank VICTIM ends
 // the job by an error, leaves it and joins it anew, as a training does that goes on from its last
-// commit. Then once more, without an error. Each rank prints "rank R is through" and ends with 0.
+// commit. Then once more, without an error. Each rank prints "rank R is through" and ends with 0. From
+// the sixth round on a round must leave nothing behind: "rank R keeps …" says what it has left.
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -41,6 +48,45 @@ Status Join(char** first, char** last, std::shared_ptr<Session>* session) {
   return Session::CreateOfProcess(options, session);
 }
 
+// What a process has of the system.
+struct Holdings {
+  std::int64_t descriptors = 0;
+  std::int64_t threads = 0;
+  std::int64_t mappings = 0;
+  std::int64_t resident_bytes = 0;
+};
+
+std::int64_t EntriesOf(const char* folder) {
+  const std::filesystem::directory_iterator entries(folder);
+  return std::distance(begin(entries), end(entries));
+}
+
+Holdings Count() {
+  Holdings now;
+  now.descriptors = EntriesOf("/proc/self/fd");
+  now.threads = EntriesOf("/proc/self/task");
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) ++now.mappings;
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages = 0;
+  statm >> pages >> pages;
+  now.resident_bytes = pages * sysconf(_SC_PAGESIZE);
+  return now;
+}
+
+// What is more than a few of each has been left by the rounds.
+bool IsMore(const Holdings& now, const Holdings& before) {
+  return now.descriptors > before.descriptors + 4 || now.threads > before.threads + 2 ||
+         now.mappings > before.mappings + 32 ||
+         now.resident_bytes > before.resident_bytes + (std::int64_t{48} << 20);
+}
+
+std::string Text(const Holdings& of) {
+  return std::to_string(of.descriptors) + " descriptors, " + std::to_string(of.threads) +
+         " threads, " + std::to_string(of.mappings) + " mappings, " +
+         std::to_string(of.resident_bytes >> 20) + " MiB";
+}
+
 int Fail(const char* what, const Status& status) {
   std::printf("%s: %s\n", what, status.ToString().c_str());
   return EXIT_FAILURE;
@@ -55,14 +101,23 @@ int main(int argc, char** argv) {
   }
   const int victim = std::atoi(argv[1]);
   const int rounds = std::atoi(argv[2]);
+  constexpr int kSettled = 5;  // rounds, after which nothing grows any more
   int rank = 0;
+  Holdings before;
   for (int round = 0; round <= rounds; ++round) {
     std::shared_ptr<Session> session;
     if (const Status status = Join(argv + 3, argv + argc, &session); !status.ok()) {
       return Fail("cannot join", status);
     }
     rank = session->topology().rank;
+    if (round == kSettled) before = Count();
     if (round == rounds) {
+      const Holdings now = Count();
+      std::printf("rank %d has %s\n", rank, Text(now).c_str());
+      if (round > kSettled && IsMore(now, before)) {
+        std::printf("rank %d keeps what it has not had in round %d: %s\n", rank, kSettled,
+                    Text(before).c_str());
+      }
       if (const Status status = Step(*session); !status.ok()) return Fail("WRONG", status);
       if (const Status status = session->Shutdown("it is done"); !status.ok()) {
         return Fail("WRONG", status);
@@ -74,7 +129,7 @@ int main(int argc, char** argv) {
     if (rank == victim) {
       // While this rank is in the step that follows: a little later in each round.
       killjoy = std::thread([&session, &steps, round] {
-        for (int seen = steps; seen < 3 + 2 * round; seen = steps) steps.wait(seen);
+        for (int seen = steps; seen < 3 + 2 * (round % 6); seen = steps) steps.wait(seen);
         session->Abort("round " + std::to_string(round) + " is over");
       });
     }
