@@ -109,7 +109,13 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
     if (alive) static_cast<void>(alive->Shutdown("the program has finalized MPI"));
   });
   const core::TimePoint deadline = core::Clock::now() + options.config.start_timeout;
-  if (status.ok()) status = made->Start(std::move(medium), options, deadline);
+  if (status.ok()) {
+    try {
+      status = made->Start(std::move(medium), options, deadline);
+    } catch (...) {  // a system without threads or memory
+      status = core::StatusOfException();
+    }
+  }
   if (!status.ok()) {
     if (made->impl_ && made->impl_->engine) made->impl_->engine->StopThread();
     if (made->observation_) made->observation_->End();

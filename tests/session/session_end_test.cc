@@ -8,11 +8,13 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "session/base/devices.h"
 #include "session/inproc/inproc_world.h"
 #include "session/session.h"
 #include "tests/support/rank_threads.h"
@@ -70,6 +72,44 @@ TEST_F(SessionEndTest, AShutdownSleepsWhileACallIsUnderWay) {
   open_.count_down();
   ends.join();
   EXPECT_LT(naps, 100);
+}
+
+// Whoever is copied with it, throws, once it is armed.
+struct ThrowsWhenCopied {
+  explicit ThrowsWhenCopied(std::shared_ptr<bool> when) : armed(std::move(when)) {}
+  ThrowsWhenCopied(const ThrowsWhenCopied& other) : armed(other.armed) {
+    if (*armed) throw std::runtime_error("no thread is left");
+  }
+  ThrowsWhenCopied& operator=(const ThrowsWhenCopied&) = delete;
+  template <typename... Arguments>
+  core::Status operator()(Arguments&&...) const {
+    return core::Status::Ok();
+  }
+  std::shared_ptr<bool> armed;
+};
+
+// A session whose start has thrown has no part in its job: it neither leaves it nor says good-bye.
+TEST(SessionStartTest, AnExceptionInAStartIsItsError) {
+  for (const bool has_lanes : {false, true}) {
+    const auto world = std::make_shared<InprocWorld>(2);
+    const auto armed = std::make_shared<bool>(false);
+    auto options = tests::SessionOptions();
+    if (has_lanes) {
+      options.on_start = ThrowsWhenCopied(armed);
+    } else {
+      options.gpus =
+          std::make_shared<const GpuLibraries>(GpuLibraries{.load_nccl = ThrowsWhenCopied(armed)});
+    }
+    *armed = true;
+    tests::RankThreads::Run(2, [&](int rank) {
+      std::shared_ptr<Session> session;
+      const core::Status status = Session::CreateInproc(world, rank, options, &session);
+      EXPECT_EQ(status.code(), core::StatusCode::kBackend) << status.ToString();
+      EXPECT_EQ(status.message(), "no thread is left");
+      EXPECT_EQ(session, nullptr);
+    });
+    *armed = false;
+  }
 }
 
 // No such handle is left by a session; a wait for one must end all the same, and must not keep the
