@@ -1,5 +1,6 @@
 // A thread that signals leave alone: their handlers run on the program's threads, some of which
-// wait there for what this one does.
+// wait there for what this one does. Signals of the thread's own faults are not blocked: blocked, they
+// would end the process without the program's handler.
 #pragma once
 
 #include <pthread.h>
@@ -18,6 +19,7 @@ std::thread StartQuietThread(Body body) {
     Blocked() {
       sigset_t all;
       sigfillset(&all);
+      for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
       pthread_sigmask(SIG_SETMASK, &all, &before_);
     }
     ~Blocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

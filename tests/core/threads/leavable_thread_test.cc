@@ -8,6 +8,8 @@
 #include <latch>
 #include <memory>
 
+#include "core/threads/quiet_thread.h"
+
 namespace sirtaki::core {
 namespace {
 
@@ -25,6 +27,20 @@ void StartWaiting(const std::shared_ptr<LeavableThread>& thread,
     }
     last();
   });
+}
+
+// A program's handler writes where its process crashed.
+TEST(QuietThreadTest, SignalsAreLeftToOtherThreadsUnlessTheyAreItsOwnFaults) {
+  StartQuietThread([] {
+    sigset_t blocked;
+    pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) {
+      EXPECT_EQ(sigismember(&blocked, signal), 1) << signal;
+    }
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+      EXPECT_EQ(sigismember(&blocked, fault), 0) << fault;
+    }
+  }).join();
 }
 
 TEST(LeavableThreadTest, AThreadThatWaitsIsJoined) {
