@@ -187,6 +187,8 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   observation_->Begin();
   if (is_process_) core::TellStart(options.environment, core::StartNotice::kAgain);
   Status made = topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
+  if (!made.ok()) return made;
+  if (impl_->medium != nullptr) impl_->medium->EndStart();
   // The ranks that are here have ended their session before this one.
   ops::DropKept();
   return made;

@@ -54,7 +54,8 @@ void NoticeSilence(const Socket& socket) {
   }
 }
 
-// A rank has a few connections with each other one, and the program its own files.
+// A rank has a few connections with each other one, rank 0 one more for the meeting, and the program its
+// own files.
 Status AllowFiles(std::size_t connections) {
   constexpr rlim_t kOthers = 256;
   const rlim_t needed = connections + kOthers;
@@ -364,7 +365,8 @@ Meeting::~Meeting() = default;
 Status Meeting::Begin(const Place& place, TimePoint deadline, std::unique_ptr<Meeting>* meeting,
                       MeetingTerms terms) {
   auto impl = std::make_unique<Impl>(place, std::move(terms));
-  Status status = AllowFiles(kCallsOfARank * static_cast<std::size_t>(place.size));
+  const std::size_t of_each = kCallsOfARank + (place.rank == 0 ? 1 : 0);
+  Status status = AllowFiles(of_each * static_cast<std::size_t>(place.size));
   if (!status.ok()) return status;
   if (place.size > 1) status = place.rank == 0 ? impl->Host(deadline) : impl->Visit(deadline);
   if (!status.ok()) {

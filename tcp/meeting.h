@@ -22,7 +22,8 @@ struct MeetingTerms {
   std::function<std::string()> why_over;
 };
 
-// Not thread-safe: it belongs to the thread that starts the session.
+// Not thread-safe: it belongs to the thread that starts the session, which destroys it when nothing is
+// left to exchange.
 class Meeting {
  public:
   // Returns when all ranks have met. Errors, each with what to do:

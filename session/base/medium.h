@@ -41,6 +41,9 @@ class Medium {
   // Makes the transport and the backend. Collective; not called in a world of one rank.
   virtual core::Status Connect(const ConnectOptions& options, core::TimePoint deadline) = 0;
 
+  // The start is over, well: nothing is exchanged any more.
+  virtual void EndStart() {}
+
   // ---- after Connect ----
   virtual core::Transport& transport() = 0;
   virtual ops::Backends& backend() = 0;

@@ -94,6 +94,8 @@ class TcpMedium final : public Medium {
         &parts_);
   }
 
+  void EndStart() override { meeting_.reset(); }
+
   core::Transport& transport() override { return parts_->transport(); }
   ops::Backends& backend() override { return parts_->backend(); }
   Status Meet(core::SetNumber set, const core::RankRanges& members, char mine,
@@ -110,7 +112,7 @@ class TcpMedium final : public Medium {
  private:
   // The parts are in the order in which they are made; the last ends first.
   const tcp::Place place_;
-  const std::unique_ptr<tcp::Meeting> meeting_;
+  std::unique_ptr<tcp::Meeting> meeting_;  // until the start is over
   Topology topology_;
   tcp::Transport* transport_ = nullptr;  // of the parts
   std::unique_ptr<WireParts> parts_;

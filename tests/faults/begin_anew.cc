@@ -1,7 +1,8 @@
 // begin_anew VICTIM ROUNDS [--sirtaki-…]: ROUNDS times reduces on every rank until rank VICTIM ends
 // the job by an error, leaves it and joins it anew, as a training does that goes on from its last
 // commit. Then once more, without an error. Each rank prints "rank R is through" and ends with 0. From
-// the sixth round on a round must leave nothing behind: "rank R keeps …" says what it has left.
+// the sixth round on a round must leave nothing behind: "rank R keeps …" says what it has left; and over
+// TCP what has only served the start is gone after it.
 #include <unistd.h>
 
 #include <atomic>
@@ -74,6 +75,17 @@ Holdings Count() {
   return now;
 }
 
+// The sockets of this process, except those that it was started with.
+int Sockets() {
+  int sockets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;  // the iterator's own is
+    const std::string what = std::filesystem::read_symlink(entry.path(), gone).string();
+    sockets += what.rfind("socket:", 0) == 0 && std::stoi(entry.path().filename()) > 2 ? 1 : 0;
+  }
+  return sockets;
+}
+
 // What is more than a few of each has been left by the rounds.
 bool IsMore(const Holdings& now, const Holdings& before) {
   return now.descriptors > before.descriptors + 4 || now.threads > before.threads + 2 ||
@@ -111,6 +123,10 @@ int main(int argc, char** argv) {
     }
     rank = session->topology().rank;
     if (round == kSettled) before = Count();
+    const int lines = 3 * (session->topology().size - 1);
+    if (session->description().find("TCP, met at") != std::string::npos && Sockets() > lines) {
+      std::printf("rank %d keeps %d sockets, and needs %d\n", rank, Sockets(), lines);
+    }
     if (round == rounds) {
       const Holdings now = Count();
       std::printf("rank %d has %s\n", rank, Text(now).c_str());

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "tcp/door.h"
+#include "tests/support/forked_child.h"
 #include "tests/support/rank_threads.h"
 #include "tests/tcp/lines.h"
 
@@ -72,6 +74,22 @@ class MeetingTest : public ::testing::Test {
 
   int port_ = FreePort();
 };
+
+// Rank 0 has one more connection with each rank than they have with each other.
+TEST_F(MeetingTest, Rank0NeedsMoreOpenFilesThanTheOthers) {
+  const auto needs_more_than = [&](int rank, rlim_t files) {
+    return tests::InChild([&] {
+      const rlimit limit{files, files};
+      if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
+      std::unique_ptr<Meeting> meeting;
+      const Status status = Meeting::Begin(PlaceOf(rank, 10), Clock::now(), &meeting);
+      return status.message().find(" open files, and may have ") != std::string::npos ? 1 : 0;
+    });
+  };
+  EXPECT_EQ(needs_more_than(1, 256 + 30), 0);
+  EXPECT_EQ(needs_more_than(0, 256 + 39), 1);
+  EXPECT_EQ(needs_more_than(0, 256 + 40), 0);
+}
 
 void ExpectText(const Status& status, StatusCode code, const std::string& text) {
   EXPECT_EQ(status.code(), code) << status.ToString();
