@@ -212,6 +212,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   negotiation.stall_limit = config_.stall_limit;
   negotiation.ping_interval = config_.ping_interval;
   negotiation.peer_timeout = config_.peer_timeout;
+  negotiation.reaches_all = parts.medium->transport().ReachesAll();
   negotiation.activity = [&parts] { return parts.engine->Activity(); };
   negotiation.waits_for = [&parts] { return parts.engine->WaitsFor(); };
   negotiation.unix_us = UnixMicroseconds;

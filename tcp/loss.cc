@@ -8,7 +8,7 @@ void Loss::Note(int rank, const std::string& host, int error) {
   if (noted()) return;
   counts_at_ = core::Clock::now() + kGrace;
   const std::string why = error == 0 || error == EPIPE
-                              ? "was closed: its process has ended"
+                              ? "was closed"
                               : "failed: " + std::system_category().message(error);
   status_ = {
       core::StatusCode::kPeerLost,

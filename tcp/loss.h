@@ -1,5 +1,5 @@
-// A loss is the end of a connection that nobody has announced: the process of the other rank has
-// ended, or its host is gone.
+// A loss is the end of a connection that nobody has announced: the process of the other rank has ended
+// or has begun again, or its host is gone.
 #pragma once
 
 #include <cerrno>

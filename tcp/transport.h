@@ -42,6 +42,7 @@ class Transport final : public core::Transport {
     return doorbell_.WaitUntil(ticket, deadline);
   }
   void Wake() override { doorbell_.Ring(); }
+  bool ReachesAll() const override { return true; }
   bool ArrivalsRing() const override { return false; }
 
  private:

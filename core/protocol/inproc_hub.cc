@@ -77,6 +77,7 @@ class InprocTransport final : public Transport {
     return mine_.doorbell.WaitUntil(ticket, deadline);
   }
   void Wake() override { mine_.doorbell.Ring(); }
+  bool ReachesAll() const override { return true; }
   bool ArrivalsRing() const override { return true; }
 
  private:

@@ -109,6 +109,13 @@ void Negotiator::AdoptFault(Cause cause, int from) {
   const auto age = [](const Cause& c) { return std::make_pair(c.unix_us, c.rank); };
   if (cause_ && age(cause) >= age(*cause_)) return;
   cause_ = std::move(cause);
+  if (from < 0 && options_.reaches_all) {
+    // Who learns it only by the tree may see first that others, who knew it before, have gone.
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (rank != options_.rank) SendNow(rank, FaultMessage{*cause_});
+    }
+    return;
+  }
   if (node_.parent >= 0 && node_.parent != from) SendNow(node_.parent, FaultMessage{*cause_});
   for (const Link& child : children_) {
     if (child.rank != from) SendNow(child.rank, FaultMessage{*cause_});
@@ -122,14 +129,14 @@ void Negotiator::Protocol(int from, const std::string& what) {
 // ---- messages ----
 
 void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
+  if (auto* fault = std::get_if<FaultMessage>(&body))
+    return AdoptFault(std::move(fault->cause), from);
   const int child = ChildIndex(from);
   if (child < 0 && from != node_.parent) {
     if (!faulted()) Protocol(from, "a message although it is not a neighbour in the tree");
     return;
   }
   liveness_.Heard(from, now);
-  if (auto* fault = std::get_if<FaultMessage>(&body))
-    return AdoptFault(std::move(fault->cause), from);
   if (faulted() || closed_) return;
 
   const bool from_child = child >= 0;

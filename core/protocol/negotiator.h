@@ -30,6 +30,7 @@ struct NegotiatorOptions : StallOptions {
   std::string host;
   std::map<SetNumber, RankRanges> sets;  // with the world as kWorldSet
   std::size_t id_capacity = 16384;       // agreed; per set, held by its seat
+  bool reaches_all = false;              // a message may go to any rank, not only to neighbours
   // Wall clock for causes, microseconds since 1970.
   std::function<std::int64_t()> unix_us = [] { return std::int64_t{0}; };
 };
@@ -83,7 +84,8 @@ class Negotiator final : private StallWatch::Surroundings {
   // it is one at once.
   Duration TimeOut(const Key& key, Duration limit, TimePoint now);
 
-  // A message of a neighbour. A message that no correct peer sends is a fault (kProtocol).
+  // A message of a neighbour, or a fault of anybody's. A message that no correct peer sends is a fault
+  // (kProtocol).
   void Receive(int from, MessageBody body, TimePoint now);
 
   // The local state is what the engine knows and the rules need.

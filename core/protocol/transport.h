@@ -53,6 +53,10 @@ class Transport : public Bell {
   // The first failure of the medium, ok until then. Once failed, it stays failed.
   virtual Status health() const = 0;
 
+  // Whether every rank is connected already, so that any may be sent to, not only neighbours in the
+  // tree.
+  virtual bool ReachesAll() const { return false; }
+
   // True if an arrival rings the doorbell. False (MPI): sleepers must poll at intervals.
   virtual bool ArrivalsRing() const = 0;
 };

@@ -32,6 +32,7 @@ class Transport final : public core::Transport {
   std::uint64_t ArmDoorbell() override { return bell_.Load(); }
   bool WaitUntil(std::uint64_t ticket, core::TimePoint deadline) override;
   void Wake() override { bell_.Add(1); }
+  bool ReachesAll() const override { return beyond_.ReachesAll(); }
   bool ArrivalsRing() const override { return !listens_beyond_; }
 
  private:

@@ -40,6 +40,31 @@ TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
   }
 }
 
+// By the tree rank 3 would learn it from rank 2, which may have gone by then.
+TEST(NegotiatorFaultTest, WhereAllAreReachedEachLearnsItFromTheRankWhereItBegan) {
+  const Tree tree = Tree::Build({0, 1, 2, 3}, 1);  // a chain
+  NegotiatorOptions options;
+  options.rank = 0;
+  options.sets[kWorldSet] = RankRanges::Span(0, 3);
+  options.reaches_all = true;
+  Negotiator first(options, tree);
+  options.rank = 3;
+  Negotiator last(options, tree);
+  first.RaiseFault(StatusCode::kAborted, "the loss is NaN", "");
+  std::vector<int> told;
+  for (Outgoing& message : first.TakeReady().outgoing) {
+    told.push_back(message.to);
+    if (message.to == 3) last.Receive(0, std::move(message.body), {});
+  }
+  EXPECT_EQ(told, (std::vector{1, 2, 3}));
+  ASSERT_TRUE(last.faulted());
+  EXPECT_EQ(last.cause().text, "the loss is NaN");
+  // It goes on by the tree all the same: to those that do not listen to all.
+  const std::vector<Outgoing> on = last.TakeReady().outgoing;
+  ASSERT_EQ(on.size(), 1U);
+  EXPECT_EQ(on[0].to, 2);
+}
+
 // A node under test, and messages that no correct neighbour sends. Rank 1 of the chain 0 - 1 - 2.
 class NegotiatorHostileTest : public ::testing::Test {
  protected:
