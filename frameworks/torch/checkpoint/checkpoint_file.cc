@@ -128,25 +128,37 @@ NewCheckpointFile::NewCheckpointFile(std::string path,
     const int error = writer.Finish();
     if (error != 0) Fail(temporary, "cannot be written", error);
   } catch (...) {
-    unlink(temporary.c_str());
+    if (IsBeside()) unlink(temporary.c_str());
     throw;
   }
 }
 
 NewCheckpointFile::~NewCheckpointFile() {
-  if (!path_.empty()) unlink(TemporaryOf(path_).c_str());
+  if (!path_.empty() && IsBeside()) unlink(TemporaryOf(path_).c_str());
+}
+
+bool NewCheckpointFile::IsBeside() const {
+  struct stat mine {};
+  struct stat beside {};
+  return fstat(file_.get(), &mine) == 0 && lstat(TemporaryOf(path_).c_str(), &beside) == 0 &&
+         mine.st_dev == beside.st_dev && mine.st_ino == beside.st_ino;
 }
 
 void NewCheckpointFile::Sync() {
-  if (file_.get() < 0) return;
+  if (is_synced_) return;
   int error = fsync(file_.get()) == 0 ? 0 : errno;
-  const int close_error = file_.Close();
+  // Some file systems tell an error only when a descriptor is closed.
+  const int close_error = core::Descriptor(fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)).Close();
   if (error == 0) error = close_error;
   if (error != 0) Fail(TemporaryOf(path_), "cannot be written", error);
+  is_synced_ = true;
 }
 
 void NewCheckpointFile::Replace() {
   Sync();
+  if (!IsBeside()) {
+    throw std::runtime_error(path_ + ": is not replaced by this save: another one has begun");
+  }
   if (rename(TemporaryOf(path_).c_str(), path_.c_str()) != 0) {
     Fail(path_, "cannot be replaced", errno);
   }

@@ -44,8 +44,13 @@ class NewCheckpointFile {
   void Replace();  // once; when it is on the disk
 
  private:
+  // Whether the file beside is this one: a save that was left behind, as its disk hung, may wake when
+  // the next one has a file of this name.
+  bool IsBeside() const;
+
   std::string path_;
-  core::Descriptor file_;
+  core::Descriptor file_;  // open to the end, so that no other file is taken for it
+  bool is_synced_ = false;
 };
 
 // A file of a checkpoint that is read. What throws throws std::runtime_error, whose text names path

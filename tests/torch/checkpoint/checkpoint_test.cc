@@ -446,6 +446,27 @@ TEST(CheckpointTest, WhatACrashHasLeftBehindIsOverwritten) {
   EXPECT_FALSE(fs::exists(folder.File("run.pt.tmp")));
 }
 
+// A disk that hung may wake at any time.
+TEST(CheckpointFileTest, ASaveThatWasLeftBehindLeavesTheNextOneAlone) {
+  const ScratchFolder folder;
+  const std::string path = folder.File("run.pt");
+  const auto writes = [](std::string text) {
+    return [text = std::move(text)](const detail::NewCheckpointFile::Sink& sink) {
+      sink(text.data(), text.size());
+    };
+  };
+  auto old = std::make_unique<detail::NewCheckpointFile>(path, writes("old"));
+  old->Sync();
+  detail::NewCheckpointFile next(path, writes("new"));
+  EXPECT_THROW(old->Replace(), std::runtime_error);
+  EXPECT_FALSE(fs::exists(path));
+  old.reset();
+  next.Replace();
+  std::string text(3, ' ');
+  std::ifstream(path).read(text.data(), 3);
+  EXPECT_EQ(text, "new");
+}
+
 struct Stubborn {
   void save(torch::serialize::OutputArchive& archive) const {
     if (!saves) throw std::runtime_error("will not be saved");

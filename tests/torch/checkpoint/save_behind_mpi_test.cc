@@ -9,8 +9,10 @@
 #include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "tests/support/within.h"
 #include "tests/torch/checkpoint/held_disk.h"
 #include "tests/torch/checkpoint/scratch_folder.h"
 #include "tests/torch/checkpoint/sharded_run.h"
@@ -73,6 +75,26 @@ TEST_F(SaveBehindTest, ShutdownDoesNotWaitForADiskThatHangs) {
   disk.Release();
   init();
   ExpectStepsIn(file, sharded, 1);
+}
+
+// Nobody waits for a part of a checkpoint of a job that has failed.
+TEST_F(SaveBehindTest, AfterAFaultTheSessionEndsBeforeTheDiskIsWaitedFor) {
+  const std::string file = File();
+  {
+    ShardedRun run(/*sharded=*/false);
+    HeldDisk disk("run.pt.tmp");
+    save_checkpoint(file, run.checkpoint(), CheckpointOptions().write_behind(true));
+    if (rank() == 0) {
+      disk.Await();
+      abort("the loss is NaN");
+    }
+    std::thread ending([] { shutdown(); });
+    EXPECT_TRUE(Within(std::chrono::seconds(60), [] { return !is_initialized(); }));
+    disk.Release();
+    ending.join();
+  }
+  init();
+  ExpectStepsIn(file, /*sharded=*/false, 0);
 }
 
 // The workers of a data loader are such children.
