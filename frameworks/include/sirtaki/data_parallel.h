@@ -35,10 +35,32 @@ class SIRTAKI_API ModuleSynchronizer {
 
   void BeforeForward();
   Scope NoSync();
+  // The job is over, and another one was joined: see GradientReducer. Renew() broadcasts the module as
+  // the constructor does.
+  void Leave();
+  void Renew();
+  const DistributedDataParallelOptions& options() const { return options_; }
 
  private:
   class Impl;
+  Impl& impl() const;
+  std::shared_ptr<torch::nn::Module> module_;
+  DistributedDataParallelOptions options_;
   std::shared_ptr<Impl> impl_;
+};
+
+// A DistributedDataParallel is one, whatever its module.
+class SIRTAKI_API SynchronizerOwner {
+ public:
+  virtual ~SynchronizerOwner();
+  virtual ModuleSynchronizer& synchronizer() = 0;
+
+ protected:
+  SynchronizerOwner() = default;
+  SynchronizerOwner(SynchronizerOwner&&) noexcept = default;
+  SynchronizerOwner(const SynchronizerOwner&) = default;
+  SynchronizerOwner& operator=(SynchronizerOwner&&) noexcept = default;
+  SynchronizerOwner& operator=(const SynchronizerOwner&) = default;
 };
 
 }  // namespace detail
@@ -69,7 +91,7 @@ class SIRTAKI_API ModuleSynchronizer {
 // The optimizer must not be a DistributedOptimizer, which would average again. LBFGS does not work:
 // the loss that its closure returns would have to be averaged too.
 template <class M>
-class DistributedDataParallel : public torch::nn::Module {
+class DistributedDataParallel : public torch::nn::Module, public detail::SynchronizerOwner {
  public:
   explicit DistributedDataParallel(std::shared_ptr<M> module,
                                    const DistributedDataParallelOptions& options = {})
@@ -97,6 +119,8 @@ class DistributedDataParallel : public torch::nn::Module {
   // forward() broadcasts no buffers; the next backward() reduces the sums. All ranks must do it
   // alike.
   [[nodiscard]] detail::Scope no_sync() { return synchronizer_.NoSync(); }
+
+  detail::ModuleSynchronizer& synchronizer() override { return synchronizer_; }
 
  private:
   std::shared_ptr<M> module_;

@@ -80,6 +80,11 @@ class SIRTAKI_API DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_position(std::size_t position);
   std::size_t position() const;
 
+  // After another init() the job may have other ranks. Takes this process's rank among those that there
+  // are now, unless the options have given rank and ranks. What is left of the epoch is shared out
+  // among them, as load() does. An elastic::State calls it.
+  void take_ranks_of_job();
+
   // Returns the number of samples of this rank in this epoch.
   std::size_t size() const;
 

@@ -39,7 +39,8 @@ struct Own {
   std::shared_ptr<detail::SessionState> state;
   core::ProgramOptions options;  // those that init was given
   std::vector<std::vector<int>> process_sets;
-  std::vector<std::string> flags;  // and the flags of ours in its argv
+  std::vector<std::string> flags;   // and the flags of ours in its argv
+  std::optional<int> communicator;  // of MPI; nothing: all that the launcher has started
   bool was_shut_down = false;
 };
 
@@ -171,6 +172,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   own.options = options.values();
   own.process_sets = options.process_sets();
   own.flags = std::move(flags);
+  own.communicator = communicator;
 }
 
 // After the end of the session too the process knows who it was; before init nobody does.
@@ -186,6 +188,22 @@ namespace detail {
 void InitOn(int communicator, const InitOptions& options) {
   std::vector<std::string> rest;
   Start(options, {}, &rest, communicator);
+}
+
+void InitAgain() {
+  InitOptions options;
+  std::vector<std::string> flags;
+  std::optional<int> communicator;
+  {
+    Own& own = TheOwn();
+    const std::lock_guard<std::mutex> lock(own.mutex);
+    for (const auto& [name, value] : own.options) options.set(name, value);
+    for (const std::vector<int>& ranks : own.process_sets) options.process_set(ranks);
+    flags = own.flags;
+    communicator = own.communicator;
+  }
+  std::vector<std::string> rest;
+  Start(options, flags, &rest, communicator);
 }
 
 int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout) {

@@ -101,11 +101,24 @@ struct DistributedSampler::State {
     return left / ranks + (left % ranks == 0 ? 0 : 1);
   }
 
+  // Position and done_before are those of a job of `before` ranks. What is left of the epoch is shared
+  // out among the ranks that there are now.
+  void ShareOut(std::size_t before) {
+    begun = false;
+    if (before != ranks) {
+      done_before = std::min<std::size_t>(samples, done_before + position * before);
+      position = 0;
+    }
+    // The position may be of a rank whose share is larger by one.
+    position = std::min(position, Size());
+  }
+
   bool shuffle = true;
   std::uint64_t seed = 0;
   Uneven uneven = Uneven::Pad;
   std::size_t rank = 0;
   std::size_t ranks = 1;
+  bool of_job = false;  // rank and ranks are
   std::size_t samples = 0;
   std::size_t epoch = 0;
   std::size_t done_before = 0;  // samples of this epoch that a job of other ranks has done
@@ -126,7 +139,8 @@ DistributedSampler::DistributedSampler(std::size_t samples,
   }
   int rank = options.rank().value_or(0);
   int ranks = options.ranks().value_or(1);
-  if (!options.rank().has_value()) {
+  state_->of_job = !options.rank().has_value();
+  if (state_->of_job) {
     const auto state = detail::CurrentSession();
     rank = state->topology().rank;
     ranks = state->topology().size;
@@ -160,6 +174,15 @@ void DistributedSampler::set_position(std::size_t position) {
   }
   state_->position = position;
   state_->begun = false;
+}
+
+void DistributedSampler::take_ranks_of_job() {
+  if (!state_->of_job) return;
+  const auto session = detail::AliveSession();
+  const std::size_t before = state_->ranks;
+  state_->rank = static_cast<std::size_t>(session->topology().rank);
+  state_->ranks = static_cast<std::size_t>(session->topology().size);
+  state_->ShareOut(before);
 }
 
 std::size_t DistributedSampler::size() const { return state_->Size(); }
@@ -226,13 +249,9 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   }
   state_->seed = seed;
   state_->BeginEpoch(epoch);
-  if (ranks == state_->ranks) {
-    state_->done_before = done_before;
-    // The saved one may be of a rank whose share is larger by one.
-    state_->position = std::min<std::size_t>(position, size());
-  } else {
-    state_->done_before = std::min<std::size_t>(state_->samples, done_before + position * ranks);
-  }
+  state_->done_before = done_before;
+  state_->position = position;
+  state_->ShareOut(ranks);
 }
 
 }  // namespace sirtaki

@@ -65,18 +65,38 @@ class ModuleSynchronizer::Impl {
 };
 
 ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>& module,
-                                       const DistributedDataParallelOptions& options) {
+                                       const DistributedDataParallelOptions& options)
+    : module_(module), options_(options) {
   if (!module) {
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "DistributedDataParallel: the module is a null pointer"));
   }
-  const SessionScope scope(CurrentSession());  // one for all that is made in there
-  impl_ = std::make_shared<Impl>(module, options);
+  Renew();
 }
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;
 
-void ModuleSynchronizer::BeforeForward() { impl_->BeforeForward(); }
-Scope ModuleSynchronizer::NoSync() { return Impl::NoSync(impl_); }
+void ModuleSynchronizer::Leave() { impl_.reset(); }
+
+void ModuleSynchronizer::Renew() {
+  Leave();
+  const SessionScope scope(CurrentSession());  // one for all that is made in there
+  impl_ = std::make_shared<Impl>(module_, options_);
+}
+
+ModuleSynchronizer::Impl& ModuleSynchronizer::impl() const {
+  if (impl_) return *impl_;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "the DistributedDataParallel could not be made again when the job was "
+                           "joined again"));
+}
+
+void ModuleSynchronizer::BeforeForward() { impl().BeforeForward(); }
+Scope ModuleSynchronizer::NoSync() {
+  impl();
+  return Impl::NoSync(impl_);
+}
+
+SynchronizerOwner::~SynchronizerOwner() = default;
 
 }  // namespace sirtaki::detail

@@ -1,5 +1,6 @@
 // A GradientReducer consists of this, for the files that make it up only: gradient_reducer.cc has its
-// steps, gradient_reducer_average.cc what happens at the end of a backward() and in synchronize().
+// steps, gradient_reducer_average.cc what happens at the end of a backward() and in synchronize(),
+// gradient_reducer_interface.cc what the public header declares.
 #pragma once
 
 #include <atomic>

@@ -36,4 +36,8 @@ inline std::shared_ptr<SessionState> CurrentSession() { return StateOf(SessionSc
 // Returns the same. Throws also if it was shut down, or in a forked child; not after a fault.
 std::shared_ptr<SessionState> AliveSession();
 
+// Joins a job after shutdown(), with all that the last init() was given. Collective; throws what
+// init() throws.
+void InitAgain();
+
 }  // namespace sirtaki::detail

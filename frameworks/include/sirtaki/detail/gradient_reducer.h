@@ -76,6 +76,14 @@ class SIRTAKI_API GradientReducer {
   GradientReducer& operator=(GradientReducer&&) noexcept;
   ~GradientReducer();  // the hooks stay, and do nothing
 
+  // The job that it was made in is over. Leave() drops what belongs to it; Renew() makes that again
+  // in the job that there is now, with the names and options that it was made with, as the
+  // constructor does. All optimizers leave before the first is renewed: a node of autograd that
+  // several of them have would keep dead hooks otherwise. Until then it can only be saved and loaded.
+  void Leave();
+  void Renew(const torch::optim::Optimizer& optimizer);
+  const DistributedOptimizerOptions& options() const;
+
   using LossClosure = torch::optim::Optimizer::LossClosure;
   using BaseStep = std::function<at::Tensor(LossClosure closure)>;
 
@@ -127,7 +135,9 @@ class SIRTAKI_API GradientReducer {
 
  private:
   class Impl;
+  struct Made;
   Impl& impl() const;  // throws if moved from
+  std::shared_ptr<const Made> made_;
   std::shared_ptr<Impl> impl_;
 };
 

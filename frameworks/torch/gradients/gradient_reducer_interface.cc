@@ -1,0 +1,146 @@
+// What the header declares, over GradientReducer::Impl.
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "frameworks/torch/gradients/gradient_reducer_impl.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+
+struct GradientReducer::Made {
+  NamedTensors names;
+  DistributedOptimizerOptions options;  // as the program has given them
+};
+
+ReducerOwner::~ReducerOwner() = default;
+
+GradientReducer* ReducerOf(torch::optim::Optimizer& optimizer) {
+  auto* const owner = dynamic_cast<ReducerOwner*>(&optimizer);
+  return owner != nullptr ? &owner->reducer() : nullptr;
+}
+
+GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
+                                 NamedTensors named_parameters,
+                                 const DistributedOptimizerOptions& options)
+    : made_(std::make_shared<const Made>(Made{std::move(named_parameters), options})) {
+  Renew(optimizer);
+}
+
+GradientReducer::GradientReducer(NamedTensors parameters,
+                                 const DistributedOptimizerOptions& options)
+    : made_(std::make_shared<const Made>(Made{parameters, options})),
+      impl_(std::make_shared<Impl>(std::move(parameters), options, /*optimizer=*/nullptr,
+                                   CurrentSession())) {
+  impl_->TakeAll();
+}
+
+GradientReducer::GradientReducer(GradientReducer&&) noexcept = default;
+GradientReducer& GradientReducer::operator=(GradientReducer&&) noexcept = default;
+GradientReducer::~GradientReducer() = default;
+
+GradientReducer::Impl& GradientReducer::impl() const {
+  if (impl_) return *impl_;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "the optimizer is empty: it was moved from, or could not be made again "
+                           "when the job was joined again"));
+}
+
+void GradientReducer::Renew(const torch::optim::Optimizer& optimizer) {
+  Leave();
+  const Shard shard = ShardOfJob(made_->options.shard());
+  auto impl =
+      std::make_shared<Impl>(made_->names, DistributedOptimizerOptions(made_->options).shard(shard),
+                             &optimizer, CurrentSession());
+  impl->Scan(optimizer);
+  impl_ = std::move(impl);
+}
+
+void GradientReducer::Leave() { impl_.reset(); }
+
+const DistributedOptimizerOptions& GradientReducer::options() const {
+  if (!made_) impl();
+  return made_->options;
+}
+
+at::Tensor GradientReducer::Step(torch::optim::Optimizer& optimizer, LossClosure closure,
+                                 const BaseStep& base_step) {
+  impl().CheckSession();
+  impl_->BeginStep();
+  const BaseStep fused_step = impl_->FusedStepFor(optimizer);
+  const BaseStep& make_step = fused_step ? fused_step : base_step;
+  at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), make_step)
+                                    : make_step(std::move(closure));
+  impl_->steps().EndStep();
+  return loss;
+}
+
+void GradientReducer::SkipStep() {
+  if (impl().active()) impl_->AfterStep();
+}
+
+void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
+  impl().CheckSession();
+  if (!impl_->active()) return;
+  impl_->Scan(optimizer);
+  impl_->SynchronizeUnlessDone();
+}
+
+void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {
+  impl().CheckSession();
+  if (impl_->active()) impl_->BeforeZeroGrad(optimizer);
+}
+
+Scope GradientReducer::NoSync() { return impl().NoSync(); }
+Scope GradientReducer::SkipSynchronize() { return impl().SkipSynchronize(); }
+void GradientReducer::BeforeForward(bool training) {
+  impl().CheckSession();
+  impl_->BeforeForward(training);
+}
+void GradientReducer::BeginBackward() { impl().BeginBackward(); }
+const std::string& GradientReducer::prefix() const { return impl().prefix(); }
+std::shared_ptr<SessionState> GradientReducer::session() const { return impl().set().session; }
+ProcessSet GradientReducer::process_set() const { return impl().set().process_set; }
+ProcessSet GradientReducer::shard_set() const {
+  return impl().shards() ? impl_->shards()->set().process_set : impl_->set().process_set;
+}
+bool GradientReducer::is_reducing() const { return impl().is_reducing(); }
+bool GradientReducer::has_local_gradients() const { return impl().has_local_gradients(); }
+bool GradientReducer::is_sharded() const { return impl().shards() != nullptr; }
+
+std::optional<std::vector<at::Tensor>> GradientReducer::gradient_shards() const {
+  if (!impl().shards() || !impl_->shards()->of_gradients()) return std::nullopt;
+  return impl_->shards()->Gradients();
+}
+
+// An optimizer that has left its job may get its state back before it is in another one.
+bool GradientReducer::has_sharded_state() const {
+  return impl_ && impl_->shards() && impl_->shards()->is_cut();
+}
+
+void GradientReducer::set_sharded_state(bool sharded) {
+  if (impl_ && impl_->shards()) impl_->shards()->SetCut(sharded);
+}
+
+void GradientReducer::CheckStateIsWhole() const {
+  if (!has_sharded_state()) return;
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           "a sharded optimizer cannot be saved after its first step: this rank "
+                           "has the state of its shards only. save_checkpoint() saves it on all "
+                           "ranks"));
+}
+
+void GradientReducer::SaveShards(torch::optim::Optimizer& optimizer,
+                                 torch::serialize::OutputArchive& archive) {
+  impl().shards()->Save(optimizer, archive);
+}
+
+void GradientReducer::CutParameters(const torch::optim::Optimizer& optimizer) {
+  impl().CutParameters(optimizer);
+}
+
+std::vector<ShardOfParameter> GradientReducer::shards() const { return impl().shards()->Mine(); }
+
+}  // namespace sirtaki::detail
