@@ -16,6 +16,7 @@
 #include "sirtaki/collectives.h"
 #include "sirtaki/compression.h"
 #include "sirtaki/data_parallel.h"
+#include "sirtaki/elastic.h"
 #include "sirtaki/error.h"
 #include "sirtaki/grad_scaler.h"
 #include "sirtaki/gradient_bucket.h"

@@ -1,0 +1,91 @@
+// What an elastic::State consists of. Programs do not use it by itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include "sirtaki/export.h"
+#include "sirtaki/objects.h"
+
+namespace sirtaki::detail {
+
+class ElasticAttempts;
+
+// A part of an elastic::State. A function that has nothing to do is empty.
+struct ElasticPart {
+  std::string name;               // kind and name: value "epoch"
+  std::string type;               // of a value; the ranks compare both
+  std::function<void()> save;     // copies it in memory
+  std::function<void()> restore;  // brings the copy back
+  std::function<void()> sync;     // gives all ranks rank 0's. Collective
+  std::function<void()> leave;    // drops what belongs to a job that is over
+  std::function<void()> renew;    // makes that again in the job that was joined. Collective
+};
+
+SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);
+SIRTAKI_API std::string ElasticType(const std::type_info& type);
+inline std::string ElasticKey(const ElasticPart& part) { return "sirtaki/elastic " + part.name; }
+
+// Numbers and texts are copied as they are.
+template <class T>
+ElasticPart ElasticPlainPart(const std::string& name, T& value) {
+  ElasticPart part;
+  part.name = ElasticName("value", name);
+  part.type = ElasticType(typeid(T));
+  const auto kept = std::make_shared<T>(value);
+  part.save = [&value, kept] { *kept = value; };
+  part.restore = [&value, kept] { value = *kept; };
+  part.sync = [&value, key = ElasticKey(part)] {
+    if constexpr (std::is_same_v<T, std::string>) {
+      value = broadcast_object(value, 0, key);
+    } else {
+      const std::string bytes = broadcast_object(
+          std::string(reinterpret_cast<const char*>(&value), sizeof value), 0, key);
+      std::memcpy(&value, bytes.data(), sizeof value);
+    }
+  };
+  return part;
+}
+
+// Everything else is kept as torch::save writes it: a copy may have tensors in common with it.
+template <class T>
+ElasticPart ElasticSavedPart(const std::string& name, T& value) {
+  static_assert(archives::IsSaveable<T>::value,
+                "State takes numbers, texts, tensors and what torch::save takes");
+  ElasticPart part;
+  part.name = ElasticName("value", name);
+  part.type = ElasticType(typeid(T));
+  const auto kept = std::make_shared<std::string>();
+  part.save = [&value, kept] {
+    std::string bytes;
+    Saver(value)([&bytes](const void* from, std::size_t size) {
+      bytes.append(static_cast<const char*>(from), size);
+      return size;
+    });
+    *kept = std::move(bytes);
+  };
+  part.restore = [&value, kept] {
+    T loaded = Target<T>::Same(value);
+    const auto read = [kept](std::uint64_t offset, void* to, std::size_t size) {
+      if (offset > kept->size() || size > kept->size() - offset) return std::size_t{0};
+      std::memcpy(to, kept->data() + offset, size);
+      return size;
+    };
+    Load(loaded, read, [kept] { return kept->size(); });
+    value = std::move(loaded);
+  };
+  part.sync = [&value, key = ElasticKey(part)] { value = broadcast_object(value, 0, key); };
+  return part;
+}
+SIRTAKI_API ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value);
+
+}  // namespace sirtaki::detail

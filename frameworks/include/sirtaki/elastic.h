@@ -1,0 +1,204 @@
+// Elastic training goes on when ranks are lost and when ranks come: see docs/elastic.md.
+//
+//   std::int64_t epoch = 0;
+//   auto state = sirtaki::elastic::State()
+//                    .model(*net)
+//                    .optimizer(optimizer)
+//                    .sampler(sampler)
+//                    .value("epoch", epoch);
+//   sirtaki::elastic::run(state, [&] {
+//     while (epoch < epochs) {
+//       …
+//       ++epoch;
+//       state.commit();
+//     }
+//   });
+//
+// In a job whose ranks are fixed the same program goes on after an error that all ranks survive.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "sirtaki/checkpoint.h"
+#include "sirtaki/detail/elastic_parts.h"
+#include "sirtaki/error.h"
+#include "sirtaki/export.h"
+#include "sirtaki/sampler.h"
+
+namespace sirtaki {
+
+namespace elastic {
+
+// Whether sirtakirun has started this process for an elastic job. Before init(), too.
+SIRTAKI_API bool is_elastic();
+
+// The number of the generation that this process trains in, from 1; 0 outside of an elastic job, and
+// before init().
+SIRTAKI_API int generation();
+
+// HostsUpdated says that ranks are to come or to go. It is no Error: nothing has failed. run() catches
+// it, and what catches every exception within `train` must let it through.
+class SIRTAKI_API HostsUpdated : public std::runtime_error {
+ public:
+  HostsUpdated();
+  HostsUpdated(const HostsUpdated&) noexcept;
+  HostsUpdated& operator=(const HostsUpdated&) noexcept;
+  ~HostsUpdated() override;
+};
+
+// A State lists what a training has reached. It holds references, which must be valid as long as it
+// is used; copies of a State are the same state. All ranks give the same parts in the same order,
+// which is also the order in which optimizers and modules are made in each new generation. Parts of
+// one kind need different names. Functions throw InvalidArgument for a name that is there already.
+//
+// Used by the thread that trains.
+class SIRTAKI_API State {
+ public:
+  State();
+
+  // The module's parameters and buffers. A DistributedDataParallel is made for each new generation
+  // again; give it itself, not the module in it.
+  State& model(torch::nn::Module& module, const std::string& name = "model");
+  template <class Contained>
+  State& model(const torch::nn::ModuleHolder<Contained>& holder,
+               const std::string& name = "model") {
+    return model(*holder, name);
+  }
+
+  // The optimizer's state and options, by its own save() and load(). A DistributedOptimizer is made
+  // for each new generation again, any other optimizer stays as it is. Throws Unsupported for one
+  // that is sharded, or that averages over a process set.
+  State& optimizer(torch::optim::Optimizer& optimizer, const std::string& name = "optimizer");
+
+  // How many steps the scheduler has made, and a metric that it remembers.
+  State& scheduler(torch::optim::LRScheduler& scheduler, const std::string& name = "scheduler");
+  State& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                   const std::string& name = "scheduler");
+
+  // The sampler's epoch and position. In a new generation what is left of the epoch is shared out
+  // among its ranks. A data loader has a copy of the sampler: `train` makes the loader again from
+  // this one, and set_position() tells this one what is done before each commit() and
+  // check_changes().
+  State& sampler(DistributedSampler& sampler, const std::string& name = "sampler");
+
+  // Any object that Checkpoint::object() takes.
+  template <class Object>
+  State& object(const std::string& name, Object& object) {
+    detail::ArchivedObject archived;
+    archived.save = [&object](torch::serialize::OutputArchive& archive) { object.save(archive); };
+    archived.load = [&object](torch::serialize::InputArchive& archive) { object.load(archive); };
+    return AddObject("object", name, std::move(archived), nullptr);
+  }
+
+  // A number, a bool, a std::string, an at::Tensor, or anything that broadcast_object() takes. A
+  // tensor is replaced by another one when it is restored or received, on the device of the one that
+  // was there.
+  template <class T>
+  State& value(const std::string& name, T& value) {
+    if constexpr (std::is_same_v<T, at::Tensor>) {
+      return Add(detail::ElasticTensorPart(name, value));
+    } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T> ||
+                         std::is_same_v<T, std::string>) {
+      return Add(detail::ElasticPlainPart(name, value));
+    } else {
+      return Add(detail::ElasticSavedPart(name, value));
+    }
+  }
+
+  // The function is called each time that the job was joined again, before ranks get rank 0's state.
+  // rank() and size() may be others then. Functions are called in the order in which they were given.
+  State& on_change(std::function<void()> callback);
+
+  // Copies all parts in memory, for restore() to bring them back, then calls check_changes(). What was
+  // trained since the last commit() is lost with a rank. Collective in an elastic job.
+  void commit();
+
+  // Throws HostsUpdated, on all ranks at once, where ranks are to come or to go. Costs a broadcast of
+  // one byte. Collective in an elastic job; elsewhere it does nothing.
+  void check_changes();
+
+  // Brings back what was copied last: by commit(), by sync() or at the beginning of run(). Throws
+  // InvalidArgument if there is no copy. Not collective.
+  void restore();
+
+  // Gives all ranks what rank 0 has, and copies it. Collective. Throws Mismatch on every rank, and
+  // changes nothing, if the ranks have other parts, names or types.
+  void sync();
+
+  std::int64_t commits() const;  // calls of commit()
+
+ private:
+  friend class detail::ElasticAttempts;
+  struct Impl;
+  State& Add(detail::ElasticPart part);
+  State& AddObject(const char* kind, const std::string& name, detail::ArchivedObject object,
+                   std::function<void()> renew);
+
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace elastic
+
+namespace detail {
+
+// ElasticAttempts decide for run() whether and how a training goes on.
+class SIRTAKI_API ElasticAttempts {
+ public:
+  explicit ElasticAttempts(elastic::State state);
+  // Before each call of the training. Joins the job again unless it is the first.
+  void Begin();
+  void NoteChange() { joins_again_ = true; }
+  // Restores the state. False: the error is the caller's.
+  bool NoteError(const Error& error);
+
+ private:
+  elastic::State state_;
+  std::int64_t commits_;
+  int failures_ = 0;  // in a row, without a commit between them
+  bool joins_again_ = false;
+};
+
+}  // namespace detail
+
+namespace elastic {
+
+// Gives all ranks the state of rank 0, calls `train()` and returns what that returns. Collective.
+//
+// Where `train` throws an Error that ends the job (PeerLost, TimedOut, Aborted, Backend, Protocol or
+// ShutDown), all ranks go back to what was committed last (State::restore()). Then, and after
+// HostsUpdated without going back, they join the job again with the options of the last init(), make
+// optimizers and modules of the state again, call its on_change() functions, get the state of rank 0,
+// and call `train` again. Every other exception is the caller's. Outside of an elastic job, where
+// lost ranks do not come back, so is an error of a rank that has ended, and one that comes three
+// times without a commit in between.
+//
+// Between init() and run() a program may make distributed optimizers and modules of the state, in its
+// order, and no other collective calls: where it runs in a rank that has come later, the other ranks
+// make these alone.
+template <class Train>
+std::invoke_result_t<Train&> run(State state, Train&& train) {
+  detail::ElasticAttempts attempts(std::move(state));
+  for (;;) {
+    try {
+      attempts.Begin();
+      return train();
+    } catch (const HostsUpdated&) {
+      attempts.NoteChange();
+    } catch (const Error& error) {
+      if (!attempts.NoteError(error)) throw;
+    }
+  }
+}
+
+}  // namespace elastic
+}  // namespace sirtaki

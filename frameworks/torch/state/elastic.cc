@@ -1,0 +1,377 @@
+#include "sirtaki/elastic.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Type.h>
+#include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/text.h"
+#include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/checkpoint/scheduler_position.h"
+#include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "session/elastic/elastic_worker.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/data_parallel.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::elastic {
+namespace {
+
+using detail::ElasticPart;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+[[noreturn]] void Refuse(core::StatusCode code, const std::string& text) {
+  detail::ThrowStatus(core::Status(code, "elastic::State: " + text));
+}
+
+// What is copied as the bytes that it is saved in.
+using Save = std::function<void(OutputArchive&)>;
+using Load = std::function<void(InputArchive&)>;
+
+std::string BytesOf(const Save& save) {
+  OutputArchive archive;
+  save(archive);
+  std::string bytes;
+  archive.save_to([&bytes](const void* from, std::size_t size) {
+    bytes.append(static_cast<const char*>(from), size);
+    return size;
+  });
+  return bytes;
+}
+
+ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
+                          const Load& load) {
+  ElasticPart part;
+  part.name = detail::ElasticName(kind, name);
+  const auto kept = std::make_shared<std::string>();
+  part.save = [save, kept] { *kept = BytesOf(save); };
+  part.restore = [load, kept] {
+    InputArchive archive;
+    archive.load_from(kept->data(), kept->size(), c10::kCPU);
+    load(archive);
+  };
+  part.sync = [save, load, key = detail::ElasticKey(part)] {
+    detail::BroadcastSaved(
+        [&save](const detail::WriteBytes& write) {
+          OutputArchive archive;
+          save(archive);
+          archive.save_to(write);
+        },
+        [&load](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
+          InputArchive archive;
+          archive.load_from(read, size, c10::kCPU);
+          load(archive);
+        },
+        0, key, {});
+  };
+  return part;
+}
+
+template <class Scheduler>
+ElasticPart PartOfScheduler(const std::string& name, Scheduler& scheduler) {
+  const Save save = [&scheduler](OutputArchive& archive) {
+    for (const auto& [key, number] : detail::PositionOf(scheduler)) {
+      archive.write(key, c10::IValue(number));
+    }
+  };
+  const Load load = [&scheduler](InputArchive& archive) {
+    detail::SchedulerPosition position = detail::PositionOf(scheduler);
+    for (auto& [key, number] : position) {
+      c10::IValue value;
+      archive.read(key, value);
+      number = value.toDouble();
+    }
+    detail::SetPosition(scheduler, position);
+  };
+  return PartOfArchive("scheduler", name, save, load);
+}
+
+// Why an optimizer cannot be made again for other ranks; empty: it can.
+std::string WhyNot(const DistributedOptimizerOptions& options) {
+  if (detail::ShardOfJob(options.shard()) != Shard::None) {
+    return "is sharded, and a rank that is lost takes its shards of the state with it: use "
+           "Shard::None, or checkpoints and sirtakirun --max-restarts";
+  }
+  if (options.process_set().membership() != nullptr) {
+    return "averages over a process set, which ends with the ranks that it was made of: let it "
+           "average over all ranks";
+  }
+  return {};
+}
+
+void CheckMayChange(const std::string& name, const DistributedOptimizerOptions& options) {
+  const std::string why = WhyNot(options);
+  if (!why.empty()) Refuse(core::StatusCode::kUnsupported, "the " + name + " " + why);
+}
+
+using NamedCopies = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedCopies TensorsOf(const torch::nn::Module& module) {
+  NamedCopies tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+void RestoreModule(const torch::nn::Module& module, const NamedCopies& kept,
+                   const std::string& name) {
+  const at::NoGradGuard no_grad;
+  const NamedCopies now = TensorsOf(module);
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (!std::equal(now.begin(), now.end(), kept.begin(), kept.end(), same_name)) {
+    Refuse(core::StatusCode::kInvalidArgument,
+           "the " + name + " has got or lost parameters or buffers since the last commit()");
+  }
+  for (std::size_t i = 0; i < now.size(); ++i) now[i].second.detach().copy_(kept[i].second);
+}
+
+}  // namespace
+
+struct State::Impl {
+  void Save() {
+    for (const ElasticPart& part : parts) part.save();
+    has_copy = true;
+  }
+
+  std::vector<ElasticPart> parts;
+  std::vector<std::function<void()>> callbacks;
+  std::int64_t commits = 0;
+  bool has_copy = false;
+};
+
+bool is_elastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
+
+int generation() { return is_elastic() ? session::ElasticWorker::OfProcess().generation() : 0; }
+
+HostsUpdated::HostsUpdated()
+    : std::runtime_error("ranks of the elastic job are to come or to go: train in elastic::run()") {
+}
+HostsUpdated::HostsUpdated(const HostsUpdated&) noexcept = default;
+HostsUpdated& HostsUpdated::operator=(const HostsUpdated&) noexcept = default;
+HostsUpdated::~HostsUpdated() = default;
+
+State::State() : impl_(std::make_shared<Impl>()) {}
+
+State& State::Add(ElasticPart part) {
+  for (const ElasticPart& other : impl_->parts) {
+    if (other.name == part.name) {
+      Refuse(core::StatusCode::kInvalidArgument,
+             "the " + part.name + " is there already: give this one another name");
+    }
+  }
+  impl_->parts.push_back(std::move(part));
+  impl_->has_copy = false;
+  return *this;
+}
+
+State& State::AddObject(const char* kind, const std::string& name, detail::ArchivedObject object,
+                        std::function<void()> renew) {
+  ElasticPart part = PartOfArchive(kind, name, object.save, object.load);
+  part.renew = std::move(renew);
+  return Add(std::move(part));
+}
+
+State& State::model(torch::nn::Module& module, const std::string& name) {
+  ElasticPart part;
+  part.name = detail::ElasticName("model", name);
+  const auto kept = std::make_shared<NamedCopies>();
+  part.save = [&module, kept] {
+    const at::NoGradGuard no_grad;
+    NamedCopies copies = TensorsOf(module);
+    for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
+    *kept = std::move(copies);
+  };
+  part.restore = [&module, kept, title = part.name] { RestoreModule(module, *kept, title); };
+  part.sync = [&module] { broadcast_parameters(module, 0); };
+  if (auto* const owner = dynamic_cast<detail::SynchronizerOwner*>(&module)) {
+    CheckMayChange(part.name, owner->synchronizer().options().gradients());
+    part.leave = [owner] { owner->synchronizer().Leave(); };
+    part.renew = [owner] { owner->synchronizer().Renew(); };
+  }
+  return Add(std::move(part));
+}
+
+State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& name) {
+  ElasticPart part = PartOfArchive(
+      "optimizer", name,
+      [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
+      [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
+  part.sync = [&optimizer] { broadcast_optimizer_state(optimizer, 0); };
+  if (detail::GradientReducer* const reducer = detail::ReducerOf(optimizer)) {
+    CheckMayChange(part.name, reducer->options());
+    part.leave = [reducer] { reducer->Leave(); };
+    part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
+  }
+  return Add(std::move(part));
+}
+
+State& State::scheduler(torch::optim::LRScheduler& scheduler, const std::string& name) {
+  return Add(PartOfScheduler(name, scheduler));
+}
+
+State& State::scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
+                        const std::string& name) {
+  return Add(PartOfScheduler(name, scheduler));
+}
+
+State& State::sampler(DistributedSampler& sampler, const std::string& name) {
+  detail::ArchivedObject archived;
+  archived.save = [&sampler](OutputArchive& archive) { sampler.save(archive); };
+  archived.load = [&sampler](InputArchive& archive) { sampler.load(archive); };
+  return AddObject("sampler", name, std::move(archived),
+                   [&sampler] { sampler.take_ranks_of_job(); });
+}
+
+State& State::on_change(std::function<void()> callback) {
+  impl_->callbacks.push_back(std::move(callback));
+  return *this;
+}
+
+void State::commit() {
+  impl_->Save();
+  ++impl_->commits;
+  check_changes();
+}
+
+void State::check_changes() {
+  if (!is_elastic()) return;
+  const bool changes = rank() == 0 && !session::ElasticWorker::OfProcess().WhyChange().empty();
+  at::Tensor told = at::full({1}, changes ? 1 : 0, at::kByte);
+  broadcast_(told, 0, BroadcastOptions().name("sirtaki/elastic change"));
+  if (told.item<std::uint8_t>() != 0) throw HostsUpdated();
+}
+
+void State::restore() {
+  if (!impl_->has_copy) {
+    Refuse(core::StatusCode::kInvalidArgument,
+           "restore() was called before commit(), sync() or run()");
+  }
+  for (const ElasticPart& part : impl_->parts) part.restore();
+}
+
+void State::sync() {
+  const auto session = detail::CurrentSession();
+  detail::ThrowIfError(session->Check());
+  std::vector<std::string> lines;
+  for (const ElasticPart& part : impl_->parts) lines.push_back(part.name + part.type);
+  detail::AgreeOnList("elastic::State", lines, "", session);
+  for (const ElasticPart& part : impl_->parts) part.sync();
+  impl_->Save();
+}
+
+std::int64_t State::commits() const { return impl_->commits; }
+
+}  // namespace sirtaki::elastic
+
+namespace sirtaki::detail {
+namespace {
+
+// What fails every time would otherwise fail for ever.
+constexpr int kMostFailures = 3;
+
+bool EndsTheJob(const Error& error) {
+  // With as many ranks as before the job cannot be joined again without one that has ended.
+  if (!elastic::is_elastic() &&
+      std::string(error.what()).find("the program exited") != std::string::npos) {
+    return false;
+  }
+  switch (error.code()) {
+    case ErrorCode::PeerLost:
+    case ErrorCode::TimedOut:
+    case ErrorCode::Aborted:
+    case ErrorCode::Backend:
+    case ErrorCode::Protocol:
+    case ErrorCode::ShutDown:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+std::string ElasticName(const char* kind, const std::string& name) {
+  return kind + (" " + core::Quoted(name));
+}
+
+std::string ElasticType(const std::type_info& type) {
+  return " of type " + c10::demangle(type.name());
+}
+
+ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
+  ElasticPart part;
+  part.name = ElasticName("value", name);
+  part.type = ElasticType(typeid(at::Tensor));
+  const auto kept = std::make_shared<at::Tensor>();
+  // Returns a copy that has what a program gives to a tensor.
+  const auto copy = [](const at::Tensor& from, c10::Device device) {
+    const at::NoGradGuard no_grad;
+    return from.detach()
+        .to(device, from.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+        .set_requires_grad(from.requires_grad());
+  };
+  part.save = [&value, kept, copy] {
+    *kept = value.defined() ? copy(value, value.device()) : at::Tensor();
+  };
+  part.restore = [&value, kept, copy] {
+    value = kept->defined() ? copy(*kept, kept->device()) : at::Tensor();
+  };
+  part.sync = [&value, copy, key = ElasticKey(part)] {
+    // The root's device may be none of this rank's; a list may be empty.
+    const c10::Device device = value.defined() ? value.device() : c10::Device(c10::kCPU);
+    std::vector<at::Tensor> list;
+    if (value.defined() && rank() == 0) list.push_back(copy(value, c10::kCPU));
+    list = broadcast_object(list, 0, key);
+    if (rank() != 0) value = list.empty() ? at::Tensor() : copy(list.front(), device);
+  };
+  return part;
+}
+
+// What run() begins with is there to go back to, too.
+ElasticAttempts::ElasticAttempts(elastic::State state)
+    : state_(std::move(state)), commits_(state_.commits()) {
+  state_.impl_->Save();
+}
+
+void ElasticAttempts::Begin() {
+  elastic::State::Impl& state = *state_.impl_;
+  if (joins_again_) {
+    shutdown();
+    InitAgain();
+    for (const ElasticPart& part : state.parts) {
+      if (part.leave) part.leave();
+    }
+    for (const ElasticPart& part : state.parts) {
+      if (part.renew) part.renew();
+    }
+    for (const auto& callback : state.callbacks) callback();
+    joins_again_ = false;
+  }
+  state_.sync();
+}
+
+bool ElasticAttempts::NoteError(const Error& error) {
+  if (!EndsTheJob(error)) return false;
+  failures_ = state_.commits() == commits_ ? failures_ + 1 : 1;
+  commits_ = state_.commits();
+  // In an elastic job the ends of other ranks are no failures of the program.
+  if (failures_ >= kMostFailures && !elastic::is_elastic()) return false;
+  state_.restore();
+  joins_again_ = true;
+  return true;
+}
+
+}  // namespace sirtaki::detail
