@@ -1,4 +1,4 @@
-// What the recipes of docs/training.md and docs/api.md take for granted.
+// What the recipes of the documents take for granted.
 #pragma once
 
 #include <ATen/autocast_mode.h>

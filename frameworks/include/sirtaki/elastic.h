@@ -70,8 +70,7 @@ class SIRTAKI_API State {
   // again; give it itself, not the module in it.
   State& model(torch::nn::Module& module, const std::string& name = "model");
   template <class Contained>
-  State& model(const torch::nn::ModuleHolder<Contained>& holder,
-               const std::string& name = "model") {
+  State& model(torch::nn::ModuleHolder<Contained>& holder, const std::string& name = "model") {
     return model(*holder, name);
   }
 
