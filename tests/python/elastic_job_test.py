@@ -1,6 +1,7 @@
 """An elastic job under sirtakirun: workers are killed and stopped, others come, and the training goes on.
 
-    elastic_job_test.py SIRTAKIRUN PYTHON
+    elastic_job_test.py SIRTAKIRUN PYTHON [CASE ...]    with elastic_program.py
+    elastic_job_test.py SIRTAKIRUN PROGRAM [CASE ...]   with its twin by the C++ API
 """
 
 import os
@@ -21,10 +22,9 @@ PATIENCE = 120.0  # for an event, on a machine that others use
 class Job:
     """A job that runs, and what it has printed."""
 
-    def __init__(self, sirtakirun, python, flags, folder):
+    def __init__(self, sirtakirun, program, flags, folder):
         self.enough = pathlib.Path(folder) / "enough"
-        program = pathlib.Path(__file__).with_name("elastic_program.py")
-        command = [sirtakirun, *flags, python, str(program), str(self.enough)]
+        command = [sirtakirun, *flags, *program, str(self.enough)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
         self.news = threading.Condition()
@@ -162,7 +162,9 @@ def many_faults(start):
 CASES = [killed_and_replaced, stopped, below_the_minimum, many_faults]
 
 
-def main(sirtakirun, python, *names):
+def main(sirtakirun, program, *names):
+    is_python = pathlib.Path(program).name.startswith("python")
+    command = [program, str(pathlib.Path(__file__).with_name("elastic_program.py"))] if is_python else [program]
     for case in CASES:
         if names and case.__name__ not in names:
             continue
@@ -170,7 +172,7 @@ def main(sirtakirun, python, *names):
 
         def start(*flags):
             folder = tempfile.mkdtemp(dir=place)
-            jobs.append(Job(sirtakirun, python, ["--elastic", *flags], folder))
+            jobs.append(Job(sirtakirun, command, ["--elastic", *flags], folder))
             return jobs[-1]
 
         with tempfile.TemporaryDirectory() as place:
