@@ -1,0 +1,213 @@
+// RANKS: 2 3
+// elastic::run() in a job whose ranks are fixed: it joins the job again after errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sirtaki/torch.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/torch/training.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using elastic::HostsUpdated;
+using elastic::State;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+class ElasticRunTest : public testing::Test {
+ protected:
+  void SetUp() override { init(InitOptions().set("stall_limit", "33s")); }
+  void TearDown() override { shutdown(); }
+};
+
+constexpr int kSteps = 5;
+
+SGD MakeSgd(std::vector<torch::Tensor> parameters) {
+  return SGD(std::move(parameters), SGDOptions(0.1).momentum(0.9));
+}
+
+// Trains with commits every two steps. `fail` is called before a backward() at step 3 of the first call.
+// Returns the steps with which the training has begun each time.
+template <class Fail>
+std::vector<int> TrainWithFailure(SmallNet& net, const Fail& fail) {
+  auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  int step = 0;
+  int changes = 0;
+  std::vector<int> begun;
+  State state =
+      State().model(net).optimizer(optimizer).value("step", step).on_change([&] { ++changes; });
+  const int done = elastic::run(state, [&] {
+    begun.push_back(step);
+    while (step < kSteps) {
+      optimizer.zero_grad();
+      auto loss = Loss(net, BatchOfRank(step, rank()));
+      if (step == 3 && begun.size() == 1) fail();
+      loss.backward();
+      optimizer.step();
+      if (++step % 2 == 0) state.commit();
+    }
+    return step;
+  });
+  EXPECT_EQ(done, kSteps);
+  EXPECT_EQ(changes, 1);
+  return begun;
+}
+
+void ExpectTrainedAsAlone(const SmallNet& net) {
+  EXPECT_LT(Distance(net.parameters(), TrainAlone(&MakeSgd, kSteps, size())), 1e-12);
+  check_parameters(net);
+}
+
+TEST_F(ElasticRunTest, GoesBackToTheCommitWhenOneRankFails) {
+  SmallNet net;
+  EXPECT_THAT(TrainWithFailure(net,
+                               [] {
+                                 if (rank() != size() - 1) return;
+                                 throw Error(ErrorCode::Backend, "on purpose");
+                               }),
+              ElementsAre(0, 2));
+  ExpectTrainedAsAlone(net);
+  // With the options of the init() before.
+  init(InitOptions().set("stall_limit", "33s"));
+}
+
+TEST_F(ElasticRunTest, GoesBackToTheCommitWhenBackwardThrowsAfterAnAbort) {
+  SmallNet net;
+  EXPECT_THAT(TrainWithFailure(net,
+                               [] {
+                                 if (rank() == size() - 1) abort("on purpose");
+                               }),
+              ElementsAre(0, 2));
+  ExpectTrainedAsAlone(net);
+}
+
+TEST_F(ElasticRunTest, AnErrorThatComesThroughAutogradKeepsItsType) {
+  const bool aborts = rank() == size() - 1;
+  bool in_backward = false;
+  try {
+    SmallNet net;
+    auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+    auto loss = Loss(net, BatchOfRank(0, rank()));
+    if (aborts) abort("on purpose");  // the others may still make their optimizers
+    in_backward = true;
+    loss.backward();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::Aborted);
+    EXPECT_THAT(error.what(), HasSubstr("on purpose"));
+    EXPECT_TRUE(in_backward || !aborts);
+  }
+}
+
+TEST_F(ElasticRunTest, RestoresNothingWhenHostsChange) {
+  SmallNet net;
+  int step = 0;
+  State state = State().model(net).value("step", step);
+  std::vector<int> begun;
+  const int result = elastic::run(state, [&] {
+    begun.push_back(step);
+    if (begun.size() == 1) {
+      step = 4;
+      throw HostsUpdated();
+    }
+    return step;
+  });
+  EXPECT_EQ(result, 4);
+  EXPECT_THAT(begun, ElementsAre(0, 4));
+}
+
+TEST_F(ElasticRunTest, GivesUpWhatFailsEveryTime) {
+  int calls = 0;
+  int commits = 0;
+  State state = State().value("commits", commits);
+  try {
+    elastic::run(state, [&] {
+      // What commits between two failures goes on.
+      if (++calls == 2) {
+        ++commits;
+        state.commit();
+      }
+      throw Error(ErrorCode::TimedOut, "always");
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "always");
+  }
+  EXPECT_EQ(calls, 4);
+}
+
+// What fails while the job is joined again is handled in the same way.
+TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  int step = 0;
+  int changes = 0;
+  State state = State().model(net).optimizer(optimizer).value("step", step).on_change([&] {
+    if (++changes == 1) throw Error(ErrorCode::PeerLost, "in between");
+  });
+  int calls = 0;
+  elastic::run(state, [&] {
+    if (++calls == 1) throw HostsUpdated();
+    optimizer.zero_grad();
+    Loss(net, BatchOfRank(0, rank())).backward();
+    optimizer.step();
+  });
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(changes, 2);
+  check_parameters(net);
+}
+
+// Two optimizers of the same parameters, and a module that averages: none leaves hooks behind.
+TEST_F(ElasticRunTest, HooksOfJobsThatAreOverGo) {
+  SmallNet net;
+  auto first = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  auto second = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  auto wrapped = DistributedDataParallel(std::make_shared<SmallNet>());
+  SGD plain = MakeSgd(wrapped.parameters());
+  State state = State()
+                    .model(net)
+                    .model(wrapped, "wrapped")
+                    .optimizer(first)
+                    .optimizer(second, "second")
+                    .optimizer(plain, "plain");
+  const auto hooks = [](const std::vector<torch::Tensor>& parameters) {
+    std::size_t most = 0;
+    for (const auto& parameter : parameters) {
+      most =
+          std::max(most, torch::autograd::impl::grad_accumulator(parameter)->post_hooks().size());
+    }
+    return most;
+  };
+  const std::size_t before = hooks(net.parameters()) + hooks(wrapped.parameters());
+  int calls = 0;
+  elastic::run(state, [&] {
+    for (auto* optimizer : {&first, &second}) {
+      optimizer->zero_grad();
+      Loss(net, BatchOfRank(0, rank())).backward();
+      optimizer->step();
+    }
+    const Batch batch = BatchOfRank(0, rank());
+    plain.zero_grad();
+    torch::mse_loss(wrapped.forward(batch.x), batch.y).backward();
+    plain.step();
+    check_parameters(net);
+    check_parameters(wrapped);
+    if (++calls < 4) throw HostsUpdated();
+  });
+  EXPECT_EQ(hooks(net.parameters()) + hooks(wrapped.parameters()), before);
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
