@@ -7,22 +7,20 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/base/environment.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/tensors/throw.h"
-#include "session/elastic/elastic_worker.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/data_parallel.h"
+#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 
@@ -152,9 +150,9 @@ struct State::Impl {
   bool has_copy = false;
 };
 
-bool is_elastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
+bool is_elastic() { return detail::IsElastic(); }
 
-int generation() { return is_elastic() ? session::ElasticWorker::OfProcess().generation() : 0; }
+int generation() { return is_elastic() ? detail::ElasticGeneration() : 0; }
 
 HostsUpdated::HostsUpdated()
     : std::runtime_error("ranks of the elastic job are to come or to go: train in elastic::run()") {
@@ -248,7 +246,7 @@ void State::commit() {
 
 void State::check_changes() {
   if (!is_elastic()) return;
-  const bool changes = rank() == 0 && !session::ElasticWorker::OfProcess().WhyChange().empty();
+  const bool changes = rank() == 0 && !detail::ElasticChange().empty();
   at::Tensor told = at::full({1}, changes ? 1 : 0, at::kByte);
   broadcast_(told, 0, BroadcastOptions().name("sirtaki/elastic change"));
   if (told.item<std::uint8_t>() != 0) throw HostsUpdated();
