@@ -3,6 +3,7 @@
 //   train_digits                                  one process
 //   sirtakirun -np 2 train_digits                 two ranks that learn together
 //   sirtakirun -np 2 train_digits --device cuda   the same on GPUs
+//   sirtakirun --elastic -np 4 train_digits       goes on when ranks are lost or come
 //
 // The five steps that make a LibTorch program distributed are marked below.
 
@@ -15,6 +16,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -130,20 +132,28 @@ struct Plan {
   std::int64_t steps;                   // in an epoch
 };
 
+sirtaki::DistributedSampler make_sampler(const Digits& data, const Settings& settings) {
+  // All ranks must make the same number of steps, so their shares must have one size.
+  const auto uneven = settings.uneven == "pad" ? sirtaki::Uneven::Pad : sirtaki::Uneven::Drop;
+  return sirtaki::DistributedSampler(*data.size(),
+                                     sirtaki::DistributedSamplerOptions()
+                                         .seed(static_cast<std::uint64_t>(settings.seed))
+                                         .uneven(uneven));
+}
+
+std::int64_t steps_of(std::size_t samples, const Settings& settings) {
+  const std::int64_t batches =
+      (static_cast<std::int64_t>(samples) + settings.batch_size - 1) / settings.batch_size;
+  return batches / settings.accumulate;
+}
+
 // Reads the data, and says what there is to do.
 Plan make_plan(const Settings& settings) {
   auto [train, test] = digits::split(
       digits::read_samples(settings.data.empty() ? digits::find_data() : settings.data),
       settings.seed);
-  // All ranks must make the same number of steps, so their shares must have one size.
-  const auto uneven = settings.uneven == "pad" ? sirtaki::Uneven::Pad : sirtaki::Uneven::Drop;
-  sirtaki::DistributedSampler sampler(*train.size(),
-                                      sirtaki::DistributedSamplerOptions()
-                                          .seed(static_cast<std::uint64_t>(settings.seed))
-                                          .uneven(uneven));
-  const auto samples = static_cast<std::int64_t>(sampler.size());
-  const std::int64_t batches = (samples + settings.batch_size - 1) / settings.batch_size;
-  const std::int64_t steps = batches / settings.accumulate;
+  sirtaki::DistributedSampler sampler = make_sampler(train, settings);
+  const std::int64_t steps = steps_of(sampler.size(), settings);
   const int size = sirtaki::size();
   if (steps == 0 || *test.size() == 0) {
     throw std::runtime_error("too few samples for " + std::to_string(size) + " ranks");
@@ -166,85 +176,183 @@ void report(const Net& net, double accuracy, double samples, double seconds) {
   std::fflush(stdout);
 }
 
-void train(const Settings& settings) {
-  // The model and each batch go to the GPU if there is one; nothing else is different.
-  const torch::Device device = examples::choose_device(settings.device);
-  const examples::CurrentDevice current(device);
-  Plan plan = make_plan(settings);
-  sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed));
+// A run, and how far it is.
+struct Run {
+  const Settings& settings;
+  const torch::Device& device;
+  Plan plan;
   Net net;
-  net->to(device);
-
-  // Step 2: more ranks make a larger batch, so the learning rate grows with the ranks.
-  const double lr = learning_rate(settings);
-  const double scaled_lr = lr * sirtaki::size();
-
-  // Step 3: wrap the optimizer; its step() now averages the gradients of all ranks.
-  const std::int64_t warmup_steps = std::min<std::int64_t>(2, settings.epochs) * plan.steps;
-  examples::PowerSGD powersgd(settings.powersgd, warmup_steps,
-                              static_cast<std::uint64_t>(settings.seed));
-  const auto optimizer = make_optimizer(net, settings, powersgd);
-
-  // Step 4: start from the same weights everywhere.
-  sirtaki::broadcast_parameters(*net, /*root_rank=*/0);
-  sirtaki::broadcast_optimizer_state(*optimizer, /*root_rank=*/0);
-
-  examples::WarmupCosine scheduler(*optimizer, lr, scaled_lr, warmup_steps,
-                                   (settings.epochs + 1) * plan.steps);
-
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::optional<examples::WarmupCosine> scheduler;
   std::int64_t epoch = 0;  // how many are done
-  auto checkpoint =
-      sirtaki::Checkpoint().model(*net).optimizer(*optimizer).sampler(plan.sampler).epoch(epoch);
+  double accuracy = 0;
+};
+
+std::int64_t warmup_steps(const Settings& settings, const Plan& plan) {
+  return std::min<std::int64_t>(2, settings.epochs) * plan.steps;
+}
+
+void make_scheduler(Run& run) {
+  // Step 2: more ranks make a larger batch, so the learning rate grows with the ranks.
+  const double lr = learning_rate(run.settings);
+  const double scaled_lr = lr * sirtaki::size();
+  run.scheduler.emplace(*run.optimizer, lr, scaled_lr, warmup_steps(run.settings, run.plan),
+                        (run.settings.epochs + 1) * run.plan.steps);
+}
+
+// Trains an epoch, or what is left of it, and returns the mean loss. Calls `after_step(step)`.
+template <class AfterStep>
+double train_epoch(Run& run, examples::Progress& progress, const AfterStep& after_step) {
+  const Settings& settings = run.settings;
+  // Step 5: each rank takes its share of the data, a different one in each epoch.
+  run.plan.sampler.set_epoch(static_cast<std::size_t>(run.epoch));
+  const auto loader = torch::data::make_data_loader(
+      Digits(run.plan.train).map(torch::data::transforms::Stack<>()), run.plan.sampler,
+      torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
+  std::size_t position = run.plan.sampler.position();
+  const std::int64_t steps = steps_of(run.plan.sampler.size() - position, settings);
+  double loss_sum = 0;
+  std::int64_t batches = 0;
+  run.optimizer->zero_grad();
+  for (auto& batch : *loader) {
+    if (batches == steps * settings.accumulate) break;  // too few left for a whole step
+    const auto loss = torch::nn::functional::cross_entropy(run.net(batch.data.to(run.device)),
+                                                           batch.target.to(run.device));
+    (loss / settings.accumulate).backward();
+    loss_sum += loss.template item<double>();
+    position += static_cast<std::size_t>(batch.data.size(0));
+    if (++batches % settings.accumulate != 0) continue;
+    run.optimizer->step();
+    run.optimizer->zero_grad();
+    run.scheduler->step();
+    run.plan.sampler.set_position(position);
+    progress.step(run.epoch + 1, batches / settings.accumulate, steps);
+    after_step(batches / settings.accumulate);
+  }
+  const double mean = loss_sum / static_cast<double>(std::max<std::int64_t>(batches, 1));
+  return sirtaki::metric_average(mean, "loss");
+}
+
+void finish_epoch(Run& run, double loss, examples::Progress& progress) {
+  ++run.epoch;
+  run.accuracy = test_accuracy(run.net, run.plan.test, run.device);
+  char result[64];
+  std::snprintf(result, sizeof result, "loss %.4f, test accuracy %.2f %%", loss,
+                100 * run.accuracy);
+  progress.epoch(run.epoch, result);
+}
+
+void train(Run& run, examples::PowerSGD& powersgd) {
+  const Settings& settings = run.settings;
+  // Step 4: start from the same weights everywhere.
+  sirtaki::broadcast_parameters(*run.net, /*root_rank=*/0);
+  sirtaki::broadcast_optimizer_state(*run.optimizer, /*root_rank=*/0);
+
+  auto checkpoint = sirtaki::Checkpoint()
+                        .model(*run.net)
+                        .optimizer(*run.optimizer)
+                        .sampler(run.plan.sampler)
+                        .epoch(run.epoch);
   if (settings.powersgd > 0) checkpoint.object("powersgd", powersgd);
   const std::string file = settings.checkpoint.empty()
                                ? ""
                                : examples::checkpoint_file(settings.checkpoint, "digits.pt");
-  if (settings.resume) examples::resume(file, checkpoint, epoch, scheduler, plan.steps);
+  if (settings.resume) {
+    examples::resume(file, checkpoint, run.epoch, *run.scheduler, run.plan.steps);
+  }
 
-  const std::int64_t first = epoch;
+  const std::int64_t first = run.epoch;
   const std::int64_t last = settings.stop_after == 0
                                 ? settings.epochs
-                                : std::min(settings.epochs, epoch + settings.stop_after);
+                                : std::min(settings.epochs, run.epoch + settings.stop_after);
   examples::Progress progress(settings.epochs);
   std::chrono::duration<double> training_time{0};
-  double accuracy = epoch < last ? 0 : test_accuracy(net, plan.test, device);
-  while (epoch < last) {
-    // Step 5: each rank takes its share of the data, a different one in each epoch.
-    plan.sampler.set_epoch(static_cast<std::size_t>(epoch));
-    const auto loader = torch::data::make_data_loader(
-        Digits(plan.train).map(torch::data::transforms::Stack<>()), plan.sampler,
-        torch::data::DataLoaderOptions(static_cast<std::size_t>(settings.batch_size)));
+  if (run.epoch >= last) run.accuracy = test_accuracy(run.net, run.plan.test, run.device);
+  while (run.epoch < last) {
     const auto start = std::chrono::steady_clock::now();
-    double loss_sum = 0;
-    std::int64_t batches = 0;
-    optimizer->zero_grad();
-    for (auto& batch : *loader) {
-      const auto loss =
-          torch::nn::functional::cross_entropy(net(batch.data.to(device)), batch.target.to(device));
-      (loss / settings.accumulate).backward();
-      loss_sum += loss.item<double>();
-      if (++batches % settings.accumulate != 0) continue;
-      optimizer->step();
-      optimizer->zero_grad();
-      scheduler.step();
-      progress.step(epoch + 1, batches / settings.accumulate, plan.steps);
-      if (batches == plan.steps * settings.accumulate) break;  // too few left for a whole step
-    }
+    const double loss = train_epoch(run, progress, [](std::int64_t) {});
     training_time += std::chrono::steady_clock::now() - start;
-    ++epoch;
-    const double loss = sirtaki::metric_average(loss_sum / static_cast<double>(batches), "loss");
-    accuracy = test_accuracy(net, plan.test, device);
-    char result[64];
-    std::snprintf(result, sizeof result, "loss %.4f, test accuracy %.2f %%", loss, 100 * accuracy);
-    progress.epoch(epoch, result);
+    finish_epoch(run, loss, progress);
     if (!file.empty()) {
       powersgd.average_left_out();
       sirtaki::save_checkpoint(file, checkpoint);
     }
   }
-  const auto samples = static_cast<double>((epoch - first) * sirtaki::size()) *
-                       static_cast<double>(plan.sampler.size());
-  report(net, accuracy, samples, training_time.count());
+  const auto samples = static_cast<double>((run.epoch - first) * sirtaki::size()) *
+                       static_cast<double>(run.plan.sampler.size());
+  report(run.net, run.accuracy, samples, training_time.count());
+}
+
+// Trains in an elastic job. A rank may begin while the others train, and they do not make its
+// collective calls: elastic::run() does what Step 4 does.
+void train_elastic(Run& run) {
+  constexpr std::int64_t kStepsOfCommit = 10;
+  auto state = sirtaki::elastic::State()
+                   .model(*run.net)
+                   .optimizer(*run.optimizer)
+                   .sampler(run.plan.sampler)
+                   .value("epoch", run.epoch)
+                   .value("accuracy", run.accuracy)
+                   .on_change([&run] {
+                     const auto sampler = make_sampler(run.plan.train, run.settings);
+                     run.plan.steps = steps_of(sampler.size(), run.settings);
+                   });
+  sirtaki::elastic::run(state, [&] {
+    examples::Progress progress(run.settings.epochs);
+    while (run.epoch < run.settings.epochs) {
+      // Other ranks make steps of another size, and another number of them.
+      auto& sampler = run.plan.sampler;
+      sampler.set_epoch(static_cast<std::size_t>(run.epoch));
+      const std::int64_t left = steps_of(sampler.size() - sampler.position(), run.settings);
+      make_scheduler(run);
+      run.scheduler->go_to((run.epoch + 1) * run.plan.steps - left);
+      const double loss = train_epoch(run, progress, [&](std::int64_t step) {
+        if (step % kStepsOfCommit == 0) state.commit();
+      });
+      finish_epoch(run, loss, progress);
+      state.commit();
+    }
+    report(run.net, run.accuracy, /*samples=*/0, /*seconds=*/0);
+  });
+}
+
+void train(const Settings& settings) {
+  // The model and each batch go to the GPU if there is one; nothing else is different.
+  const torch::Device device = examples::choose_device(settings.device);
+  const examples::CurrentDevice current(device);
+  Plan plan = make_plan(settings);
+  const auto seed = static_cast<std::uint64_t>(settings.seed);
+  const bool elastic = sirtaki::elastic::is_elastic();
+  if (elastic) {
+    torch::manual_seed(seed);
+  } else {
+    sirtaki::seed_all(seed);
+  }
+  Net net;
+  net->to(device);
+
+  // Step 3: wrap the optimizer; its step() now averages the gradients of all ranks.
+  examples::PowerSGD powersgd(settings.powersgd, warmup_steps(settings, plan), seed);
+  auto optimizer = make_optimizer(net, settings, powersgd);
+  Run run{settings, device, std::move(plan), net, std::move(optimizer), std::nullopt};
+  make_scheduler(run);
+  if (elastic) {
+    train_elastic(run);
+  } else {
+    train(run, powersgd);
+  }
+}
+
+// The settings of all ranks. A rank of an elastic job cannot ask the others, which train.
+Settings read_settings(int argc, char** argv) {
+  if (!sirtaki::elastic::is_elastic()) return digits::agreed_settings(argc, argv);
+  const Settings settings = digits::parse_arguments(argc, argv);
+  if (!settings.checkpoint.empty() || settings.powersgd > 0 || settings.stop_after > 0 ||
+      settings.device != "cpu") {
+    throw examples::UsageError(
+        "an elastic job takes no --checkpoint, --powersgd, --stop-after, and no --device but cpu");
+  }
+  return settings;
 }
 
 }  // namespace
@@ -260,7 +368,7 @@ int main(int argc, char** argv) {
   const int rank = sirtaki::rank();
   int exit_code = EXIT_SUCCESS;
   try {
-    const Settings settings = digits::agreed_settings(argc, argv);
+    const Settings settings = read_settings(argc, argv);
     if (!settings.help) {
       train(settings);
     } else if (rank == 0) {

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# elastic_test.sh PROGRAM SIRTAKIRUN: train_digits in an elastic job goes on when one of 3 ranks is killed.
+set -euo pipefail
+program=$1
+sirtakirun=${2:-}
+[ -x "$sirtakirun" ] || { echo 'SKIPPED: built without sirtakirun' >&2; exit 77; }
+. "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+
+# The killed rank is the one with the lines of rank 0: its worker is number 0. The output is followed, so that it is killed in the
+# middle.
+code=0
+{
+  "$sirtakirun" --elastic -np 3 bash -c 'echo "pid $$"; exec "$@"' bash "$program" --epochs 12 2>&1 || code=$?
+  echo "exit code $code"
+} | while IFS= read -r line; do
+  printf '%s\n' "$line" >>"$scratch/output"
+  case $line in
+    '[0] pid '*) victim=${line#'[0] pid '} ;;
+    *'epoch   2/12'*) kill -KILL "$victim" ;;
+  esac
+done
+code=$(sed -n 's/^exit code //p' "$scratch/output")
+expect 0 "a rank is killed" "generation 1 is over" "generation 2 has begun" "epoch  12/12" "parameters identical on all ranks"
+[ "$(grep -c "epoch  12/12" "$scratch/output")" = 1 ] || fail "several ranks say how far they are"
+
+code=0
+"$sirtakirun" --elastic -np 2 "$program" --resume --checkpoint "$scratch/run" >"$scratch/output" 2>&1 || code=$?
+expect error "a checkpoint in an elastic job" "an elastic job takes no --checkpoint"
+done_with "the elastic example"
