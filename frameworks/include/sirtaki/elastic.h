@@ -119,7 +119,8 @@ class SIRTAKI_API State {
   State& on_change(std::function<void()> callback);
 
   // Copies all parts in memory, for restore() to bring them back, then calls check_changes(). What was
-  // trained since the last commit() is lost with a rank. Collective in an elastic job.
+  // trained since the last commit() is lost with a rank. After a fault of the job it throws that, and
+  // the copy of before stays. Collective in an elastic job.
   void commit();
 
   // Throws HostsUpdated, on all ranks at once, where ranks are to come or to go. Costs a broadcast of

@@ -24,6 +24,17 @@
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 
+namespace sirtaki::detail {
+namespace {
+
+// A GPU has made its copies when one element of the last one is here.
+void AwaitCopy(const at::Tensor& copy) {
+  if (!copy.is_cpu()) (void)copy.flatten().slice(0, 0, 1).cpu();
+}
+
+}  // namespace
+}  // namespace sirtaki::detail
+
 namespace sirtaki::elastic {
 namespace {
 
@@ -39,23 +50,21 @@ using torch::serialize::OutputArchive;
 using Save = std::function<void(OutputArchive&)>;
 using Load = std::function<void(InputArchive&)>;
 
-std::string BytesOf(const Save& save) {
-  OutputArchive archive;
-  save(archive);
-  std::string bytes;
-  archive.save_to([&bytes](const void* from, std::size_t size) {
-    bytes.append(static_cast<const char*>(from), size);
-    return size;
-  });
-  return bytes;
-}
-
 ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
                           const Load& load) {
   ElasticPart part;
   part.name = detail::ElasticName(kind, name);
   const auto kept = std::make_shared<std::string>();
-  part.save = [save, kept] { *kept = BytesOf(save); };
+  part.save = [save, kept] {
+    OutputArchive archive;
+    save(archive);
+    std::string bytes;
+    archive.save_to([&bytes](const void* from, std::size_t size) {
+      bytes.append(static_cast<const char*>(from), size);
+      return size;
+    });
+    return detail::ElasticKeep(kept, std::move(bytes));
+  };
   part.restore = [load, kept] {
     InputArchive archive;
     archive.load_from(kept->data(), kept->size(), c10::kCPU);
@@ -124,6 +133,14 @@ NamedCopies TensorsOf(const torch::nn::Module& module) {
   return tensors;
 }
 
+NamedCopies CopyOf(const torch::nn::Module& module) {
+  const at::NoGradGuard no_grad;
+  NamedCopies copies = TensorsOf(module);
+  for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
+  if (!copies.empty()) detail::AwaitCopy(copies.back().second);
+  return copies;
+}
+
 void RestoreModule(const torch::nn::Module& module, const NamedCopies& kept,
                    const std::string& name) {
   const at::NoGradGuard no_grad;
@@ -139,9 +156,22 @@ void RestoreModule(const torch::nn::Module& module, const NamedCopies& kept,
 }  // namespace
 
 struct State::Impl {
-  void Save() {
-    for (const ElasticPart& part : parts) part.save();
+  using Keep = std::vector<std::function<void()>>;
+  Keep Copy() const {
+    Keep keep;
+    for (const ElasticPart& part : parts) keep.push_back(part.save());
+    return keep;
+  }
+  void Replace(const Keep& keep) {
+    for (const auto& one : keep) one();
     has_copy = true;
+  }
+  // After a fault a GPU may have what a collective has left that was broken off. That is known when
+  // all is copied, and the last copy stays.
+  void Save() {
+    const Keep keep = Copy();
+    detail::ThrowIfError(detail::CurrentSession()->Check());
+    Replace(keep);
   }
 
   std::vector<ElasticPart> parts;
@@ -186,12 +216,7 @@ State& State::model(torch::nn::Module& module, const std::string& name) {
   ElasticPart part;
   part.name = detail::ElasticName("model", name);
   const auto kept = std::make_shared<NamedCopies>();
-  part.save = [&module, kept] {
-    const at::NoGradGuard no_grad;
-    NamedCopies copies = TensorsOf(module);
-    for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
-    *kept = std::move(copies);
-  };
+  part.save = [&module, kept] { return detail::ElasticKeep(kept, CopyOf(module)); };
   part.restore = [&module, kept, title = part.name] { RestoreModule(module, *kept, title); };
   part.sync = [&module] { broadcast_parameters(module, 0); };
   if (auto* const owner = dynamic_cast<detail::SynchronizerOwner*>(&module)) {
@@ -322,7 +347,9 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
         .set_requires_grad(from.requires_grad());
   };
   part.save = [&value, kept, copy] {
-    *kept = value.defined() ? copy(value, value.device()) : at::Tensor();
+    at::Tensor next = value.defined() ? copy(value, value.device()) : at::Tensor();
+    if (next.defined()) AwaitCopy(next);
+    return ElasticKeep(kept, std::move(next));
   };
   part.restore = [&value, kept, copy] {
     value = kept->defined() ? copy(*kept, kept->device()) : at::Tensor();
@@ -341,7 +368,7 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
 // What run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state)
     : state_(std::move(state)), commits_(state_.commits()) {
-  state_.impl_->Save();
+  state_.impl_->Replace(state_.impl_->Copy());
 }
 
 void ElasticAttempts::Begin() {

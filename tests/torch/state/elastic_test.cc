@@ -166,6 +166,24 @@ TEST(ElasticStateTest, SyncGivesAllRanksWhatRank0Has) {
   EXPECT_EQ(bytes[2], bytes[0]);
 }
 
+TEST(ElasticStateTest, AfterAFaultNothingIsCommitted) {
+  RunTorchRanks(1, [](int) {
+    int epoch = 1;
+    torch::nn::Linear layer(2, 2);
+    State state = State().model(layer).value("epoch", epoch);
+    state.commit();
+    const auto weight = layer->weight.detach().clone();
+    epoch = 2;
+    layer->weight.detach().fill_(7);
+    abort("on purpose");
+    ErrorOf(ErrorCode::Aborted, [&] { state.commit(); });
+    EXPECT_EQ(state.commits(), 1);
+    state.restore();
+    EXPECT_EQ(epoch, 1);
+    EXPECT_TRUE(layer->weight.equal(weight));
+  });
+}
+
 TEST(ElasticStateTest, ATensorMayBeMissingOrGetAnotherShape) {
   RunTorchRanks(2, [](int rank) {
     torch::Tensor value = rank == 0 ? torch::Tensor() : torch::ones({3});

@@ -22,9 +22,10 @@ class ElasticAttempts;
 
 // A part of an elastic::State. A function that has nothing to do is empty.
 struct ElasticPart {
-  std::string name;               // kind and name: value "epoch"
-  std::string type;               // of a value; the ranks compare both
-  std::function<void()> save;     // copies it in memory
+  std::string name;  // kind and name: value "epoch"
+  std::string type;  // of a value; the ranks compare both
+  // Copies it in memory. What that returns puts the copy in the place of the last one, and does not throw.
+  std::function<std::function<void()>()> save;
   std::function<void()> restore;  // brings the copy back
   std::function<void()> sync;     // gives all ranks rank 0's. Collective
   std::function<void()> leave;    // drops what belongs to a job that is over
@@ -35,6 +36,11 @@ SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);
 SIRTAKI_API std::string ElasticType(const std::type_info& type);
 inline std::string ElasticKey(const ElasticPart& part) { return "sirtaki/elastic " + part.name; }
 
+template <class Copy>
+std::function<void()> ElasticKeep(const std::shared_ptr<Copy>& kept, Copy copy) {
+  return [kept, next = std::make_shared<Copy>(std::move(copy))] { std::swap(*kept, *next); };
+}
+
 // Numbers and texts are copied as they are.
 template <class T>
 ElasticPart ElasticPlainPart(const std::string& name, T& value) {
@@ -42,7 +48,7 @@ ElasticPart ElasticPlainPart(const std::string& name, T& value) {
   part.name = ElasticName("value", name);
   part.type = ElasticType(typeid(T));
   const auto kept = std::make_shared<T>(value);
-  part.save = [&value, kept] { *kept = value; };
+  part.save = [&value, kept] { return ElasticKeep(kept, value); };
   part.restore = [&value, kept] { value = *kept; };
   part.sync = [&value, key = ElasticKey(part)] {
     if constexpr (std::is_same_v<T, std::string>) {
@@ -71,7 +77,7 @@ ElasticPart ElasticSavedPart(const std::string& name, T& value) {
       bytes.append(static_cast<const char*>(from), size);
       return size;
     });
-    *kept = std::move(bytes);
+    return ElasticKeep(kept, std::move(bytes));
   };
   part.restore = [&value, kept] {
     T loaded = Target<T>::Same(value);
