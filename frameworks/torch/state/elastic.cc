@@ -293,6 +293,7 @@ void State::sync() {
   detail::AgreeOnList("elastic::State", lines, "", session);
   for (const ElasticPart& part : impl_->parts) part.sync();
   impl_->Save();
+  if (is_elastic()) detail::TellElasticState();
 }
 
 std::int64_t State::commits() const { return impl_->commits; }
