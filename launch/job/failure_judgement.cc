@@ -21,6 +21,8 @@ namespace {
 constexpr int kOrphanOfPmix = 195;
 // Python ends with this code after an exception that nobody has caught.
 constexpr int kUncaughtOfPython = 1;
+// The dynamic linker ends a program with this code if its libraries do not fit.
+constexpr int kNotLinked = 127;
 
 std::string WhoIs(int rank, const std::string& host) {
   return "rank " + std::to_string(rank) + " on host " + core::Escaped(host);
@@ -38,6 +40,14 @@ std::string Hint(int signal) {
     default:
       return "";
   }
+}
+
+bool LacksLibraries(const EndMessage& end, const std::deque<std::string>& last_lines) {
+  return end.value == kNotLinked &&
+         std::any_of(last_lines.begin(), last_lines.end(), [](const std::string& line) {
+           return line.find(": error while loading shared libraries: ") != std::string::npos ||
+                  line.find(": symbol lookup error: ") != std::string::npos;
+         });
 }
 
 // Whether its last words are an error of Sirtaki's about another rank (docs/errors.md): then that
@@ -121,6 +131,9 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       if (end.value == kUncaughtOfPython) {
         if (const std::string raised = TakeRaised(&failure.last_lines); !raised.empty()) {
           failure.text += " raised " + raised;
+          if (raised == "ModuleNotFoundError: No module named 'horovod'") {
+            failure.text += ": sirtakirun --as-horovod runs such a program on Sirtaki";
+          }
           return failure;
         }
       }
@@ -128,6 +141,10 @@ std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMess
       if (end.value == kOrphanOfPmix) {
         failure.text +=
             ": its MPI gave up, as it does when its launcher's process on the host dies";
+      } else if (LacksLibraries(end, last_lines)) {
+        failure.text +=
+            ": a library is missing, or is of another version than the program: sirtakirun "
+            "--check-build says which LibTorch Sirtaki needs, and which is there";
       }
       return failure;
     case EndKind::kSignalled:

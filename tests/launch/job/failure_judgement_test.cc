@@ -114,6 +114,28 @@ TEST(FailureJudgementTest, SaysOnceWhatAPythonProgramRaised) {
                   ->follows);
 }
 
+TEST(FailureJudgementTest, SaysWhereToLookForLibrariesThatDoNotFit) {
+  for (const std::string line :
+       {"./train: error while loading shared libraries: libtorch_cpu.so: cannot open shared object",
+        "./train: symbol lookup error: libsirtaki.so.0.1: undefined symbol: _ZN2at"}) {
+    EXPECT_NE(JudgeEnd(1, "b", {EndKind::kExited, 127, ""}, {line})->text.find("--check-build"),
+              std::string::npos);
+    EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""}, {line})->text,
+              "rank 1 on host b ended with exit code 1");
+  }
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 127, ""}, {"sh: 1: x: not found"})->text,
+            "rank 1 on host b ended with exit code 127");
+}
+
+TEST(FailureJudgementTest, SaysHowAProgramOfHorovodsRuns) {
+  EXPECT_EQ(JudgeEnd(1, "b", {EndKind::kExited, 1, ""},
+                     {"Traceback (most recent call last):", R"(  File "train.py", line 1)",
+                      "ModuleNotFoundError: No module named 'horovod'"})
+                ->text,
+            "rank 1 on host b raised ModuleNotFoundError: No module named 'horovod': sirtakirun "
+            "--as-horovod runs such a program on Sirtaki");
+}
+
 TEST(FailureJudgementTest, SaysWhatASignalOftenMeans) {
   EXPECT_NE(JudgeEnd(0, "a", {EndKind::kSignalled, SIGBUS, ""}, {})->text.find("/dev/shm"),
             std::string::npos);
