@@ -186,7 +186,9 @@ Status Find(core::MpiChoice choice, const core::EnvironmentView& variables, Foun
     }
   }
   return {StatusCode::kUnsupported, "no MPI was found: the dynamic linker knows none of " + looked +
-                                        ", and none lies beside what has launched this process"};
+                                        ", and none lies beside what has launched this process; "
+                                        "name its folder in LD_LIBRARY_PATH, or start the ranks "
+                                        "without MPI: sirtakirun --no-mpi (or give MASTER_ADDR)"};
 }
 
 struct Opened {
