@@ -58,11 +58,14 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
     if (faulted() || neighbour == except) return;
     const Liveness::Verdict verdict = liveness_.Waiting(neighbour, since, now);
     if (verdict.lost) {
-      RaiseFault(StatusCode::kPeerLost,
-                 "rank " + std::to_string(neighbour) + " is lost: it has not answered a ping for " +
-                     DurationText(liveness_.Unanswered(neighbour)) + " (peer_timeout is " +
-                     DurationText(options_.peer_timeout) + ")",
-                 "");
+      RaiseFault(
+          StatusCode::kPeerLost,
+          "rank " + std::to_string(neighbour) + " is lost: it has not answered a ping for " +
+              DurationText(liveness_.Unanswered(neighbour)) + " (peer_timeout is " +
+              DurationText(options_.peer_timeout) +
+              "): its process was killed or stopped, or its host or a link is down; who stops "
+              "ranks, as in a debugger, needs a longer peer_timeout",
+          "");
       return;
     }
     if (verdict.ping) SendNow(neighbour, PingMessage{set.number()});
