@@ -104,13 +104,27 @@ OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PATH=$(with openmpi) \
   sirtakirun --as-horovod -np 2 --oversubscribe python "$work/script.py" >"$work/output" 2>&1 || fail "import horovod.torch"
 [ "$(grep -c 'horovod.torch on rank' "$work/output")" = 2 ] || fail "import horovod.torch: not on both ranks"
 
+# The environment may have torch in another folder than the package; sirtakirun itself does not know where, and says what to do.
+apart="$work/a part"
+pip install --quiet --disable-pip-version-check --no-input --no-deps --target "$apart" "$wheel"
+PYTHONPATH=$apart "$apart/bin/sirtakirun" --no-mpi -np 2 --oversubscribe "$apart/sirtaki/examples/train_digits" --epochs 1 >"$work/output" 2>&1 ||
+  fail "train_digits does not find LibTorch in another folder"
+PYTHONPATH=$apart "$apart/bin/sirtaki-checkpoint" --help >"$work/output" 2>&1 || fail "sirtaki-checkpoint does not find LibTorch in another folder"
+PYTHONPATH=$apart python -m sirtaki --doctor >"$work/output" || fail "--doctor"
+grep -qE '\[X\] libsirtaki.so +'"$apart" "$work/output" || fail "--doctor does not find LibTorch in another folder"
+! "$apart/sirtaki/bin/sirtakirun" --no-mpi -np 2 --oversubscribe "$apart/sirtaki/examples/train_digits" >"$work/output" 2>&1 ||
+  fail "train_digits runs without LibTorch"
+grep -q "ended with exit code 127: a library is missing.* sirtakirun --check-build says" "$work/output" || fail "no LibTorch: a bad message"
+"$apart/sirtaki/bin/sirtakirun" --check-build >"$work/output"
+grep -q "libsirtaki.so: install the LibTorch below" "$work/output" || fail "no LibTorch: --check-build does not say what to do"
+
 PATH=$work/env/bin:/usr/local/bin:/usr/bin:/bin
 # Another torch than the wheel's is refused by name.
 mkdir "$work/other"
 cp -r "$site/sirtaki" "$work/other/"
 sed -i 's/^torch_version = .*/torch_version = "1.13.1"/' "$work/other/sirtaki/_build.py"
 ! PYTHONPATH=$work/other python -c 'import sirtaki.torch' >"$work/output" 2>&1 || fail "another torch is not refused"
-grep -q "ImportError: sirtaki .* was built with torch 1.13.1, but torch $series" "$work/output" || fail "another torch: a bad message"
+grep -q "ImportError: sirtaki .* was built with torch 1.13.1, but torch $series.* is installed: pip install .torch==1.13.\*." "$work/output" || fail "another torch: a bad message"
 
 # With a compiler: a project of C++.
 cp "$top"/tests/package/{CMakeLists.txt,main.cc,mpi_main.cc} "$work/"

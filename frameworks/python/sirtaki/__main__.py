@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from sirtaki import __version__
-from sirtaki._launcher import cmake_prefix_path, examples_path, launcher_path
+from sirtaki._launcher import become, cmake_prefix_path, examples_path, launcher_path
 
 
 def main() -> None:
@@ -21,8 +20,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         if arguments.doctor:
-            path = launcher_path()
-            os.execv(path, [path, "--check-build"])
+            become(launcher_path(), "--check-build")
         print(cmake_prefix_path() if arguments.cmake_prefix_path else examples_path())
     except FileNotFoundError as error:
         sys.exit(f"python -m sirtaki: {error}")

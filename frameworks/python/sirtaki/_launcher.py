@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
+from typing import NoReturn
 
 
 def _installed(*names: str) -> str:
@@ -49,11 +51,23 @@ def launcher_path() -> str:
     return found
 
 
+def become(path: str, *arguments: str) -> NoReturn:
+    """Replaces this process by a program of the package.
+
+    Programs look for LibTorch beside the package. An environment may have torch elsewhere, as one that is made with
+    --system-site-packages: LD_LIBRARY_PATH tells the program then, and the ranks that it starts.
+    """
+    environment = dict(os.environ)
+    if os.path.exists(_installed("bin")) and not os.path.exists(_installed("..", "torch", "lib")):
+        found = importlib.util.find_spec("torch")
+        folders = [os.path.join(folder, "lib") for folder in (found and found.submodule_search_locations) or ()]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [environment.get("LD_LIBRARY_PATH"), *folders]))
+    os.execve(path, [path, *arguments], environment)
+
+
 def main() -> None:
-    path = launcher_path()
-    os.execv(path, [path, *sys.argv[1:]])
+    become(launcher_path(), *sys.argv[1:])
 
 
 def checkpoint_main() -> None:
-    path = _installed("bin", "sirtaki-checkpoint")
-    os.execv(path, [path, *sys.argv[1:]])
+    become(_installed("bin", "sirtaki-checkpoint"), *sys.argv[1:])

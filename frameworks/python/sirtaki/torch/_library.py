@@ -16,8 +16,8 @@ def _check() -> None:
     if _series(torch.__version__) != _series(_build.torch_version):
         raise ImportError(
             f"sirtaki {_build.version} was built with torch {_build.torch_version}, but torch {torch.__version__} is "
-            f"installed. Install torch {_series(_build.torch_version)}, or build sirtaki again: pip install "
-            "--force-reinstall --no-deps <its folder>."
+            f'installed: pip install "torch=={_series(_build.torch_version)}.*", or install a wheel of sirtaki for torch '
+            f"{_series(torch.__version__)} (its name has +torch{_series(torch.__version__)}; pip install . in the sources makes one)."
         )
     if not torch.compiled_with_cxx11_abi():
         raise ImportError(
