@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/config/mpi_families.h"
-#include "session/elastic/elastic_worker.h"
+#include "core/machine/elastic_notice.h"
 #include "session/session.h"
 #include "tcp/place.h"
 
@@ -29,7 +29,7 @@ core::MediumChoice ChooseMedium(const StartOptions& options) {
 
 core::Status Session::CreateOfProcess(const StartOptions& options,
                                       std::shared_ptr<Session>* session) {
-  if (ElasticWorker::IsOne(options.environment)) return CreateElastic(options, session);
+  if (options.environment.Find(core::kElasticVariable)) return CreateElastic(options, session);
   if (ChooseMedium(options) == core::MediumChoice::kMpi) return CreateMpi(options, session);
   return CreateTcp(options, session);
 }

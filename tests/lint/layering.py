@@ -24,7 +24,7 @@ MAY_INCLUDE = {
 FLOORS = {
     "core": [["base"], ["threads", "machine", "config"], ["protocol", "trace"], ["engine"]],
     "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
-    "session": [["base"], ["inproc", "single"], [""], ["mpi", "tcp"]],
+    "session": [["base"], ["inproc", "single"], [""], ["elastic"], ["mpi", "tcp"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
                          ["checkpoint/tool"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], ["elastic"], [""]],

@@ -32,9 +32,9 @@ class ElasticRunTest : public testing::Test {
   void TearDown() override { shutdown(); }
 };
 
-constexpr int kSteps = 5;
+constexpr int kElasticSteps = 5;
 
-SGD MakeSgd(std::vector<torch::Tensor> parameters) {
+SGD MomentumSgd(std::vector<torch::Tensor> parameters) {
   return SGD(std::move(parameters), SGDOptions(0.1).momentum(0.9));
 }
 
@@ -42,7 +42,7 @@ SGD MakeSgd(std::vector<torch::Tensor> parameters) {
 // Returns the steps with which the training has begun each time.
 template <class Fail>
 std::vector<int> TrainWithFailure(SmallNet& net, const Fail& fail) {
-  auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
   int step = 0;
   int changes = 0;
   std::vector<int> begun;
@@ -50,7 +50,7 @@ std::vector<int> TrainWithFailure(SmallNet& net, const Fail& fail) {
       State().model(net).optimizer(optimizer).value("step", step).on_change([&] { ++changes; });
   const int done = elastic::run(state, [&] {
     begun.push_back(step);
-    while (step < kSteps) {
+    while (step < kElasticSteps) {
       optimizer.zero_grad();
       auto loss = Loss(net, BatchOfRank(step, rank()));
       if (step == 3 && begun.size() == 1) fail();
@@ -60,13 +60,13 @@ std::vector<int> TrainWithFailure(SmallNet& net, const Fail& fail) {
     }
     return step;
   });
-  EXPECT_EQ(done, kSteps);
+  EXPECT_EQ(done, kElasticSteps);
   EXPECT_EQ(changes, 1);
   return begun;
 }
 
 void ExpectTrainedAsAlone(const SmallNet& net) {
-  EXPECT_LT(Distance(net.parameters(), TrainAlone(&MakeSgd, kSteps, size())), 1e-12);
+  EXPECT_LT(Distance(net.parameters(), TrainAlone(&MomentumSgd, kElasticSteps, size())), 1e-12);
   check_parameters(net);
 }
 
@@ -98,7 +98,7 @@ TEST_F(ElasticRunTest, AnErrorThatComesThroughAutogradKeepsItsType) {
   bool in_backward = false;
   try {
     SmallNet net;
-    auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+    auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
     auto loss = Loss(net, BatchOfRank(0, rank()));
     if (aborts) abort("on purpose");  // the others may still make their optimizers
     in_backward = true;
@@ -151,7 +151,7 @@ TEST_F(ElasticRunTest, GivesUpWhatFailsEveryTime) {
 // What fails while the job is joined again is handled in the same way.
 TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
   SmallNet net;
-  auto optimizer = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
   int step = 0;
   int changes = 0;
   State state = State().model(net).optimizer(optimizer).value("step", step).on_change([&] {
@@ -172,10 +172,10 @@ TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
 // Two optimizers of the same parameters, and a module that averages: none leaves hooks behind.
 TEST_F(ElasticRunTest, HooksOfJobsThatAreOverGo) {
   SmallNet net;
-  auto first = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
-  auto second = DistributedOptimizer(MakeSgd(net.parameters()), net.named_parameters());
+  auto first = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  auto second = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
   auto wrapped = DistributedDataParallel(std::make_shared<SmallNet>());
-  SGD plain = MakeSgd(wrapped.parameters());
+  SGD plain = MomentumSgd(wrapped.parameters());
   State state = State()
                     .model(net)
                     .model(wrapped, "wrapped")
