@@ -67,6 +67,12 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
     if (id == worker || other == workers_.end() || other->second.member_of != left) continue;
     suspicions_.insert({worker, id});
     other->second.suspected_at = std::min(other->second.suspected_at, now);
+    if (other->second.host == asking.host) continue;
+    // Where its host is gone so are the others there; one that is there answers at once.
+    for (auto& [mate, there] : workers_) {
+      const bool is_mate = there.host == other->second.host && there.member_of == left;
+      if (is_mate) there.suspected_at = std::min(there.suspected_at, now);
+    }
   }
   if (!was_member) return;
   const std::string why = NameOf(worker, asking.host) + " has asked for another group";

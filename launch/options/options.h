@@ -41,12 +41,12 @@ struct LaunchOptions {
 
   bool elastic = false;  // ranks and hosts may come and go
   int min_np = 1;
-  int max_np = 0;        // 0: np, or one for each slot of the hosts
+  int max_np = 0;  // 0: np, or one for each slot of the hosts
   std::string host_discovery_script;
-  int slots_per_host = 1;     // where the script does not say it
-  int discovery_interval = 1;  // seconds
-  int elastic_timeout = 600;   // seconds
-  int reset_limit = -1;        // -1: none
+  int slots_per_host = 1;                        // where the script does not say it
+  int discovery_interval = 1;                    // seconds
+  int elastic_timeout = 600;                     // seconds
+  int reset_limit = -1;                          // -1: none
   std::array<int, 2> cooldown_range = {1, 300};  // seconds
 
   bool as_horovod = false;  // already in `program`

@@ -72,7 +72,7 @@ void train(const std::string& enough) {
   sirtaki::DistributedSampler sampler(kSamples);
   std::int64_t epoch = 0;
   std::int64_t steps = 0;
-  std::int64_t dealt = 0;  // the samples, in this epoch
+  std::int64_t dealt = 0;                                 // the samples, in this epoch
   auto trained = torch::zeros({kSamples}, torch::kLong);  // how often, in this epoch
   auto state = sirtaki::elastic::State()
                    .model(net)

@@ -333,6 +333,23 @@ TEST(MembershipTest, AMemberThatOthersHaveLostIsKilledBeforeItsHostsMemoryIsUsed
 )");
 }
 
+TEST(MembershipTest, TheOthersOnTheHostOfOneThatIsLostAnswerAtOnceOrAreLostToo) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:2
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0 lost 1
+    6.1 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+6 kill 1: worker 1 on host b: it does not leave its group
+6 kill 2: worker 2 on host b: it does not leave its group
+6 begin 2 with 0
+)");
+}
+
 TEST(MembershipTest, AMemberThatIsBusyIsWaitedFor) {
   EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:3
     1 ready 0,1,2
