@@ -369,7 +369,7 @@ class ElasticJob {
   void NoteTogether(TimePoint now) {
     std::fprintf(
         stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
-        membership_.generation() == 1
+        over_at_ == TimePoint::max()
             ? ""
             : (", " + core::DurationText(now - over_at_) + " after the one before").c_str());
     over_at_ = TimePoint::max();
