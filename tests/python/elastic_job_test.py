@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 
-FAULTS = int(os.environ.get("ELASTIC_FAULTS", "10"))
+FAULTS = int(os.environ.get("ELASTIC_FAULTS", "300" if os.environ.get("SIRTAKI_TEST_SCALE") == "full" else "5"))
 PATIENCE = 120.0  # for an event, on a machine that others use
 
 
