@@ -1,4 +1,4 @@
-"""Trains a small net in an elastic job, until a file says that it is enough. elastic_job_test.py starts it, and ends some of
+"""Trains a small net in an elastic job, until a file says that it is enough. elastic_job.py starts it, and ends some of
 its processes."""
 
 import os

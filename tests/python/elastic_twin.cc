@@ -1,5 +1,5 @@
 // Trains a small net in an elastic job, until a file says that it is enough: elastic_program.py by the C++
-// API. elastic_job_test.py starts it, and ends some of its processes.
+// API. elastic_job.py starts it, and ends some of its processes.
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>

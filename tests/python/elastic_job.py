@@ -1,7 +1,7 @@
 """An elastic job under sirtakirun: workers are killed and stopped, others come, and the training goes on.
 
-    elastic_job_test.py SIRTAKIRUN PYTHON [CASE ...]    with elastic_program.py
-    elastic_job_test.py SIRTAKIRUN PROGRAM [CASE ...]   with its twin by the C++ API
+    elastic_job.py SIRTAKIRUN PYTHON [CASE ...]    with elastic_program.py
+    elastic_job.py SIRTAKIRUN PROGRAM [CASE ...]   with its twin by the C++ API
 """
 
 import os
