@@ -70,6 +70,8 @@ def init(
         _last_init = (comm, sets, options)
         _sets._communicator_of_job = communicator
         _topology.remember()
+        if _C.is_elastic:  # nothing is agreed on before elastic.run(), and there are no communicators
+            return
         try:
             _sets._add_of_communicators(sets)
         except Exception:  # on all ranks
