@@ -24,7 +24,7 @@ version=$(sed -n 's/^ *VERSION \([0-9.]*\)$/\1/p' CMakeLists.txt | head -n 1)
 problems=0
 problem() { printf 'release.sh: %s\n' "$*" >&2; problems=$((problems + 1)); }
 
-# What is released can be made again.
+# A release can be made again.
 [ -z "$(git status --porcelain)" ] || problem 'the working tree has changes: commit them, or build from a fresh clone'
 [ "$(git tag --points-at HEAD --list "v$version")" = "v$version" ] ||
   problem "HEAD is not tagged v$version, the version of CMakeLists.txt: git tag v$version"

@@ -14,7 +14,7 @@
 
 namespace sirtaki::tcp {
 
-// What a meeting may be told besides.
+// Terms are what a meeting may be told besides.
 struct MeetingTerms {
   // Rank 0 listens there; called if its place has port 0, which is any.
   std::function<void(int port)> listens;

@@ -110,7 +110,7 @@ void Negotiator::AdoptFault(Cause cause, int from) {
   if (cause_ && age(cause) >= age(*cause_)) return;
   cause_ = std::move(cause);
   if (from < 0 && options_.reaches_all) {
-    // Who learns it only by the tree may see first that others, who knew it before, have gone.
+    // A rank that learns of the fault by the tree alone may see first that others, which knew it, have gone.
     for (int rank = 0; rank < world_size_; ++rank) {
       if (rank != options_.rank) SendNow(rank, FaultMessage{*cause_});
     }

@@ -31,13 +31,11 @@ std::string CalledScript(const std::string& script) {
   return "--host-discovery-script " + core::Quoted(script);
 }
 
-// Empty: it has ended well.
+// The text is empty where the script has ended well.
 std::string WhyFailed(const EndMessage& end, bool in_time, const std::string& error) {
   if (!in_time) return "takes longer than " + core::DurationText(kPatience);
   if (end.kind == EndKind::kExited && end.value == 0) return "";
-  std::string why = end.kind == EndKind::kSignalled
-                        ? "died of " + SignalName(end.value)
-                        : "ended with exit code " + std::to_string(end.value);
+  std::string why = EndText(end);
   const std::string_view said = Trimmed(error);
   if (!said.empty()) why.append(": ").append(said);
   return why;

@@ -14,7 +14,7 @@
 
 namespace sirtaki::launch {
 
-// What the script has printed: lines "host:slots", or "host" with `slots_per_host`; # begins a comment.
+// Reads what the script has printed: lines "host:slots", or "host" with `slots_per_host`; # begins a comment.
 // kInvalidArgument for a line that is none: names the script. Pure.
 core::Status ParseDiscovered(std::string_view text, const std::string& script, int slots_per_host,
                              HostList* out);

@@ -41,12 +41,6 @@ constexpr std::size_t kMostGreeters = 256;
 // The time for workers to end when they are told to: they kill their programs after 3 s.
 constexpr auto kEndTime = std::chrono::seconds(6);
 
-std::string EndText(const EndMessage& end) {
-  if (end.kind == EndKind::kNotStarted) return end.text;
-  if (end.kind == EndKind::kSignalled) return "died of " + SignalName(end.value);
-  return "ended with exit code " + std::to_string(end.value);
-}
-
 std::string CountText(std::size_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
@@ -145,7 +139,7 @@ class ElasticJob {
   // ---- orders ----
 
   void CarryOut(std::vector<ElasticOrder> orders) {
-    // Those that follow each other on one host are started together.
+    // Workers that follow each other on one host are started together.
     std::vector<StartWorker> together;
     const auto start = [&] {
       if (!together.empty()) StartTogether(together);
@@ -204,7 +198,7 @@ class ElasticJob {
   }
   void Do(const EndGeneration& order) {
     NoteOver(order.generation, order.why);
-    // Those that have no place yet ask all the while, and have nothing to leave.
+    // Members that have no place yet ask all the while, and have nothing to leave.
     const auto waiting = std::exchange(beginning_, {}).members;
     for (const WorkerId member : order.to) {
       const auto at = std::ranges::find(waiting, member);
@@ -246,7 +240,7 @@ class ElasticJob {
     return text;
   }
 
-  // Where the others reach rank 0. If it is on this machine, where one of them has reached us.
+  // The address is where the others reach rank 0: if it is on this machine, where one of them has reached us.
   std::string AddressOfFirst(const std::vector<WorkerId>& members) const {
     const Worker& first = workers_.at(members.front());
     if (first.hello.host != HostName()) return first.address;
@@ -436,7 +430,7 @@ class ElasticJob {
     AdoptOrphans();
     output_.FinishLauncher();
     for (const auto& [id, worker] : workers_) Send(id, StopMessage{});
-    // Those that have not come yet are not going to.
+    // Workers that have not come yet are not going to.
     std::erase_if(workers_, [](const auto& one) { return one.second.connection == nullptr; });
   }
 

@@ -1,4 +1,4 @@
-// What the flags of an elastic job say.
+// The flags of an elastic job become its hosts and its limits.
 #pragma once
 
 #include "core/base/status.h"

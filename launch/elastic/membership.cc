@@ -68,7 +68,7 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
     suspicions_.insert({worker, id});
     other->second.suspected_at = std::min(other->second.suspected_at, now);
     if (other->second.host == asking.host) continue;
-    // Where its host is gone so are the others there; one that is there answers at once.
+    // The host may be gone, and the others there with it; one that is there answers at once.
     for (auto& [mate, there] : workers_) {
       const bool is_mate = there.host == other->second.host && there.member_of == left;
       if (is_mate) there.suspected_at = std::min(there.suspected_at, now);

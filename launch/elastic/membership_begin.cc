@@ -1,4 +1,4 @@
-// Who is started, and who takes part in the next generation.
+// These functions choose who is started, and who takes part in the next generation.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -82,7 +82,7 @@ void Membership::Start(TimePoint now) {
   if (is_first) first_workers_ = next_worker_;
 }
 
-// Those that have asked, at most as many as there may be: survivors first, then others. One that is
+// Candidates are those that have asked, at most as many as there may be: survivors first, then others. One that is
 // listed no more is taken where no other survivor is, or where there are too few. Those of a host
 // follow each other.
 std::vector<WorkerId> Membership::Candidates() const {

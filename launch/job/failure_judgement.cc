@@ -112,6 +112,12 @@ std::string TakeRaised(std::deque<std::string>* lines) {
 
 }  // namespace
 
+std::string EndText(const EndMessage& end) {
+  if (end.kind == EndKind::kNotStarted) return end.text;
+  if (end.kind == EndKind::kSignalled) return "died of " + SignalName(end.value);
+  return "ended with exit code " + std::to_string(end.value);
+}
+
 std::string SignalName(int signal) {
   const char* const name = sigabbrev_np(signal);
   return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);

@@ -72,6 +72,9 @@ struct Verdict {
   std::vector<std::pair<int, std::string>> faults;
 };
 
+// The text says how a process has ended: "died of SIGKILL", "ended with exit code 3", or why it was not
+// started.
+std::string EndText(const EndMessage& end);
 // "SIGKILL", or "signal 42" where it has no name.
 std::string SignalName(int signal);
 

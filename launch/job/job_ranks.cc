@@ -73,8 +73,7 @@ Failure JudgeInit(const std::vector<Rank>& ranks, const HostList& hosts, core::D
 std::optional<Failure> JudgeLauncher(const std::vector<Rank>& ranks, bool begun,
                                      const std::string& launcher, const EndMessage& end) {
   const bool died = end.kind == EndKind::kSignalled;
-  const std::string how = died ? " died of " + SignalName(end.value)
-                               : " ended with exit code " + std::to_string(end.value);
+  const std::string how = " " + EndText(end);
   const int code = died ? 128 + end.value : std::max(1, end.value);
   if (!begun) {
     return Failure{

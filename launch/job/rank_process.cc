@@ -142,7 +142,7 @@ class RankProcess {
     }
   }
 
-  // What the program starts has its variables, too.
+  // A process that the program starts has its variables, too.
   void TakeElastic(std::string from, std::string text) {
     const bool is_other = !program_hears_at_.empty() && from != program_hears_at_;
     // A notice that is nothing tells whether the socket is still there.
@@ -184,7 +184,7 @@ class RankProcess {
     }
     if (const auto* signal = std::get_if<SignalMessage>(&message)) {
       if (signal->signal == SIGKILL) Kill();
-      // What else ends a program is not passed on so.
+      // Other signals that end a program are not passed on so.
       const bool is_users = signal->signal == SIGUSR1 || signal->signal == SIGUSR2;
       if (is_users && child_.running()) SignalAll(signal->signal);
     }

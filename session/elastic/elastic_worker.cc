@@ -118,7 +118,7 @@ Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
 
 void ElasticWorker::TellListens(int port) {
   MutexLock lock(mutex_);
-  // Whoever is not there to hear it is going to end this process.
+  // A sirtakirun that does not hear it is gone, and this process with it.
   static_cast<void>(Tell({Kind::kListens, place_.generation, 0, 0, port, "", {}}));
 }
 

@@ -21,7 +21,7 @@ class Session;
 // Thread-safe.
 class ElasticWorker {
  public:
-  // Whether sirtakirun has started this process for an elastic job.
+  // Says whether sirtakirun has started this process for an elastic job.
   static bool IsOne(const core::EnvironmentView& env);
   static ElasticWorker& OfProcess();  // lives to its end
 

@@ -187,7 +187,7 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
     ElasticWorker::Place place;
     status = worker.Ask(options.environment, &place);
     if (!status.ok()) return status;
-    // Whoever is in another generation, or comes too late to one, is a stranger.
+    // A worker that is in another generation, or comes too late to one, is a stranger.
     const std::string about = "generation:" + std::to_string(place.generation);
     const tcp::Place at{place.rank, place.size, place.address, place.port,
                         core::HexText(core::HmacSha256(secret, about))};

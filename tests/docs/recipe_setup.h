@@ -1,4 +1,4 @@
-// What the recipes of the documents take for granted.
+// The recipes of the documents take this for granted.
 #pragma once
 
 #include <ATen/autocast_mode.h>

@@ -49,7 +49,7 @@ Status Join(char** first, char** last, std::shared_ptr<Session>* session) {
   return Session::CreateOfProcess(options, session);
 }
 
-// What a process has of the system.
+// A process has these of the system.
 struct Holdings {
   std::int64_t descriptors = 0;
   std::int64_t threads = 0;
@@ -86,7 +86,7 @@ int Sockets() {
   return sockets;
 }
 
-// What is more than a few of each has been left by the rounds.
+// More than a few of each have been left by the rounds.
 bool IsMore(const Holdings& now, const Holdings& before) {
   return now.descriptors > before.descriptors + 4 || now.threads > before.threads + 2 ||
          now.mappings > before.mappings + 32 ||

@@ -74,7 +74,7 @@ TEST_F(SessionEndTest, AShutdownSleepsWhileACallIsUnderWay) {
   EXPECT_LT(naps, 100);
 }
 
-// Whoever is copied with it, throws, once it is armed.
+// A copy of this throws once it is armed.
 struct ThrowsWhenCopied {
   explicit ThrowsWhenCopied(std::shared_ptr<bool> when) : armed(std::move(when)) {}
   ThrowsWhenCopied(const ThrowsWhenCopied& other) : armed(other.armed) {

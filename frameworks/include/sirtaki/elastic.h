@@ -39,7 +39,7 @@ namespace sirtaki {
 
 namespace elastic {
 
-// Whether sirtakirun has started this process for an elastic job. Before init(), too.
+// Says whether sirtakirun has started this process for an elastic job. Before init(), too.
 SIRTAKI_API bool is_elastic();
 
 // The number of the generation that this process trains in, from 1; 0 outside of an elastic job, and

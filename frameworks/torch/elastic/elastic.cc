@@ -46,7 +46,7 @@ using torch::serialize::OutputArchive;
   detail::ThrowStatus(core::Status(code, "elastic::State: " + text));
 }
 
-// What is copied as the bytes that it is saved in.
+// A part of an archive is copied as the bytes that it is saved in.
 using Save = std::function<void(OutputArchive&)>;
 using Load = std::function<void(InputArchive&)>;
 
@@ -303,11 +303,11 @@ std::int64_t State::commits() const { return impl_->commits; }
 namespace sirtaki::detail {
 namespace {
 
-// What fails every time would otherwise fail for ever.
+// A program that fails every time would otherwise fail for ever.
 constexpr int kMostFailures = 3;
 
 bool EndsTheJob(const Error& error) {
-  // With as many ranks as before the job cannot be joined again without one that has ended.
+  // The job cannot be joined again with as many ranks as before where one has ended.
   if (!elastic::is_elastic() &&
       std::string(error.what()).find("the program exited") != std::string::npos) {
     return false;
@@ -366,7 +366,7 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
   return part;
 }
 
-// What run() begins with is there to go back to, too.
+// The state that run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state)
     : state_(std::move(state)), commits_(state_.commits()) {
   state_.impl_->Replace(state_.impl_->Copy());

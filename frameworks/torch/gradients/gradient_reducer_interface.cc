@@ -1,4 +1,4 @@
-// What the header declares, over GradientReducer::Impl.
+// The functions of the header call those of GradientReducer::Impl.
 #include <memory>
 #include <optional>
 #include <string>

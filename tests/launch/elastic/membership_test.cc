@@ -175,7 +175,7 @@ TEST(MembershipTest, SurvivorsGoOnAndTheHostGetsANewWorkerAfterAWhile) {
 )");
 }
 
-// What is trained lies in worker 0 alone until another one has taken it.
+// The state lies in worker 0 alone until another one has taken it.
 TEST(MembershipTest, TheOnlyOneWithTheStateStaysThoughItsHostIsListedNoMore) {
   EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
     1 ready 0

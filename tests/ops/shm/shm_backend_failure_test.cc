@@ -173,7 +173,7 @@ TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
   ASSERT_TRUE(
       backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum)->status().ok());
   EXPECT_EQ(values.back(), 3);
-  // As an engine does, which looks at the peers while its lanes work.
+  // An engine looks at the peers while its lanes work, and so does this thread.
   std::thread watching([&] {
     Status ended;
     while (ended.ok()) ended = group->CheckPeers();

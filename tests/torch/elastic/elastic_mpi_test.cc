@@ -79,7 +79,7 @@ TEST_F(ElasticRunTest, GoesBackToTheCommitWhenOneRankFails) {
                                }),
               ElementsAre(0, 2));
   ExpectTrainedAsAlone(net);
-  // With the options of the init() before.
+  // The options are those of the init() before.
   init(InitOptions().set("stall_limit", "33s"));
 }
 
@@ -134,7 +134,7 @@ TEST_F(ElasticRunTest, GivesUpWhatFailsEveryTime) {
   State state = State().value("commits", commits);
   try {
     elastic::run(state, [&] {
-      // What commits between two failures goes on.
+      // A program that commits between two failures goes on.
       if (++calls == 2) {
         ++commits;
         state.commit();
@@ -148,7 +148,7 @@ TEST_F(ElasticRunTest, GivesUpWhatFailsEveryTime) {
   EXPECT_EQ(calls, 4);
 }
 
-// What fails while the job is joined again is handled in the same way.
+// A failure while the job is joined again is handled in the same way.
 TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
   SmallNet net;
   auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());

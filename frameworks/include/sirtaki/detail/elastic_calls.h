@@ -1,4 +1,4 @@
-// What elastic training asks of the job. Programs use sirtaki/elastic.h.
+// These calls are what elastic training asks of the job. Programs use sirtaki/elastic.h.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What an elastic::State consists of. Programs do not use it by itself.
+// An elastic::State consists of these parts. Programs do not use them by themselves.
 #pragma once
 
 #include <ATen/core/Tensor.h>

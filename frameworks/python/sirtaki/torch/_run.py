@@ -134,8 +134,9 @@ def run(
 def _refuse(**elastic) -> None:
     given = [name for name, value in elastic.items() if value is not None]
     if given:
-        raise NotImplementedError(f"{', '.join(given)}: the number of ranks is fixed in this version; leave "
-                                  f"{'it' if len(given) == 1 else 'them'} out")
+        raise NotImplementedError(f"{', '.join(given)}: run() has a fixed number of ranks; leave "
+                                  f"{'it' if len(given) == 1 else 'them'} out. sirtakirun --elastic has jobs in which it "
+                                  "changes")
 
 
 def _interfaces(one: Optional[str], several: Union[str, Sequence[str], None]) -> Optional[str]:

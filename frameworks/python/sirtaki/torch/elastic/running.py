@@ -22,7 +22,7 @@ _MOST_FAILURES = 3
 # An error within backward() comes through autograd, which keeps its text alone: how core/base/status.cc begins those of a job.
 _OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend failure|protocol error|shut down): ")
 
-# What a rank's end is told with: with as many ranks as before the job cannot be joined again, unless it is elastic.
+# A rank's end is told with these words: with as many ranks as before the job cannot be joined again, unless it is elastic.
 _PROCESS_ENDED = "the program exited"
 
 
