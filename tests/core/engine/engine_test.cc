@@ -347,6 +347,25 @@ TEST(EngineTest, AProcessThatHasSaidWhyItEndsIsNoLostPeer) {
   EXPECT_EQ(work->handle->status().message(), "the loss is NaN");
 }
 
+// A data thread may post it in the middle of the round that looks.
+TEST(EngineTest, AFaultThatWasPostedSaysMoreThanTheEndOfAProcess) {
+  World world(2);
+  const WorkPtr work = world.Submit(0, "w");
+  world[0].engine->RunOnce();
+  world[0].peers = Status(StatusCode::kPeerLost, "rank 1 is lost");
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  world[0].transport->before_receive = [&] {
+    world[0].engine->PostFailure({StatusCode::kAborted, "the loss is NaN"}, {});
+  };
+  world.now += milliseconds(100);
+  world[0].engine->RunOnce();
+  world[0].engine->RunOnce();
+  EXPECT_EQ(work->handle->status().message(), "the loss is NaN");
+  EXPECT_EQ(world[0].engine->fault().message(), "the loss is NaN");
+  EXPECT_EQ(world[0].executor.abandoned.message(), "the loss is NaN");
+}
+
 TEST(EngineTest, NobodyLooksForProcessesWhileNothingIsOutstandingOrAllHaveLeft) {
   World world(2);
   for (int i = 0; i < 10; ++i) {
