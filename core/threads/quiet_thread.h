@@ -19,7 +19,9 @@ std::thread StartQuietThread(Body body) {
     Blocked() {
       sigset_t all;
       sigfillset(&all);
-      for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, fault);
+      for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
+        sigdelset(&all, fault);
+      }
       pthread_sigmask(SIG_SETMASK, &all, &before_);
     }
     ~Blocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

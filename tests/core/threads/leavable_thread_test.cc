@@ -37,7 +37,7 @@ TEST(QuietThreadTest, SignalsAreLeftToOtherThreadsUnlessTheyAreItsOwnFaults) {
     for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) {
       EXPECT_EQ(sigismember(&blocked, signal), 1) << signal;
     }
-    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) {
       EXPECT_EQ(sigismember(&blocked, fault), 0) << fault;
     }
   }).join();
