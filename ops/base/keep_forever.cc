@@ -1,5 +1,10 @@
 #include "ops/base/keep_forever.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <iterator>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -24,6 +29,12 @@ AllKept& OfThisProcess() {
   return kept;
 }
 
+// There is no memory to remember it: it stays all the same, and nobody can reach it.
+void Leak(std::shared_ptr<void> what) {
+  alignas(std::shared_ptr<void>) std::array<std::byte, sizeof(std::shared_ptr<void>)> place;
+  new (place.data()) std::shared_ptr<void>(std::move(what));
+}
+
 }  // namespace
 
 LetGo LetsGoAtOnce() {
@@ -33,7 +44,12 @@ LetGo LetsGoAtOnce() {
 void KeepForever(std::shared_ptr<void> what) {
   AllKept& kept = OfThisProcess();
   core::MutexLock lock(kept.mutex);
-  kept.forever.push_back(std::move(what));
+  try {
+    kept.forever.emplace_back();
+  } catch (const std::bad_alloc&) {
+    return Leak(std::move(what));
+  }
+  kept.forever.back() = std::move(what);
 }
 
 void KeepUntil(LetGo let_go, std::shared_ptr<void> what) {
@@ -41,7 +57,12 @@ void KeepUntil(LetGo let_go, std::shared_ptr<void> what) {
   AllKept& kept = OfThisProcess();
   {
     core::MutexLock lock(kept.mutex);
-    kept.for_now.push_back({std::move(let_go), std::move(what)});
+    try {
+      kept.for_now.emplace_back();
+    } catch (const std::bad_alloc&) {
+      return Leak(std::move(what));
+    }
+    kept.for_now.back() = {std::move(let_go), std::move(what)};
   }
   DropKept();
 }
@@ -50,9 +71,14 @@ void DropKept() {
   std::vector<Kept> gone;  // destroyed without the lock: a program's tensors may be among it
   AllKept& kept = OfThisProcess();
   core::MutexLock lock(kept.mutex);
-  std::vector<Kept> still;
-  for (Kept& one : kept.for_now) (one.let_go() ? gone : still).push_back(std::move(one));
-  kept.for_now = std::move(still);
+  try {
+    gone.reserve(kept.for_now.size());
+    const auto first_gone = std::partition(kept.for_now.begin(), kept.for_now.end(),
+                                           [](const Kept& one) { return !one.let_go(); });
+    std::move(first_gone, kept.for_now.end(), std::back_inserter(gone));
+    kept.for_now.erase(first_gone, kept.for_now.end());
+  } catch (...) {  // memory is short: all of it stays until it is asked again
+  }
 }
 
 }  // namespace sirtaki::ops
