@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
 #include "core/base/log.h"
@@ -22,8 +21,7 @@ using core::StatusCode;
 
 namespace {
 
-// How long the end of a failed session waits for operations to return before it leaves them behind,
-// and a call afterwards for its handle.
+// How long a call waits for its handle after the end of the session.
 constexpr auto kGrace = std::chrono::milliseconds(1000);
 
 // How often the end of a session looks whether a call under way is stuck: a look counts for 200 ms at
@@ -46,16 +44,6 @@ Status InForkedChild() {
 Session::Impl::~Impl() {
   if (hooks) hooks->Detach();
   if (!engine) return;
-  if (!engine->fault().ok()) {
-    const core::TimePoint limit = core::Clock::now() + kGrace;
-    while (!lanes->Idle() && core::Clock::now() < limit) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    if (!lanes->Idle()) {
-      // A thread is stuck in the medium and refers to it.
-      ops::KeepForever(std::shared_ptr<Medium>(std::move(medium)));
-    }
-  }
   lanes.reset();  // calls nothing of the engine afterwards
   queue.Close({StatusCode::kNotInitialized, "the session has ended"});
   engine.reset();

@@ -19,7 +19,7 @@ namespace sirtaki::session {
 struct Session::Impl {
   ~Impl();
 
-  std::unique_ptr<Medium> medium;
+  std::shared_ptr<Medium> medium;  // the lanes', too, for a thread that is stuck in it
   core::TensorQueue queue;
   std::shared_ptr<core::HandleHooks> hooks;  // of a world of one rank
   SingleProcessP2p messages;                 // the same

@@ -233,6 +233,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
   };
   lanes.on_progress = [&parts] { parts.engine->Ring(); };
   lanes.observer = observation_->observer();
+  lanes.medium = parts.medium;
   parts.lanes = std::make_unique<ops::Lanes>(std::move(all_lanes), parts.medium->backend());
 
   core::EngineOptions engine;

@@ -110,6 +110,7 @@ Progress GroupRun::Advance() {
       Fail(StatusCode::kAborted, "the lanes were stopped");
     }
     over_ = !status_.ok() || !NextOrThrown();
+    if (over_) Drop();  // what Next has begun before it threw
     if (over_ && status_.ok()) trace_.Finish();
   }
   return Progress::kOver;

@@ -46,6 +46,10 @@ class GroupRun {
   // Throws nothing: exceptions of allocate_output and of memory become the status.
   Progress Advance();
 
+  // Withdraws the operation that is under way, which is allowed after a fault only: before the memory
+  // that it refers to, some of which is the run's, may go. Nothing else is called afterwards.
+  void Drop() { operation_.reset(); }
+
   // Precondition: over.
   const core::Status& status() const { return status_; }
   const GroupTaskPtr& task() const { return task_; }

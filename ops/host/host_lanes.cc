@@ -34,6 +34,7 @@ HostLanes::~HostLanes() {
   }
   for (Impl::InFlight& one : impl_->small) {
     const GroupTaskPtr group = one.task.group;
+    one.run->Drop();
     Impl::Keep(*group, std::make_shared<Impl::InFlight>(std::move(one)));
   }
   impl_->small.clear();

@@ -26,6 +26,9 @@ struct HostLanesOptions {
   // Something finished on the large lane (rings the engine's doorbell).
   std::function<void()> on_progress;
   core::trace::ObserverPtr observer;  // null: nothing is recorded
+  // The backend rests on it: it stays for a thread that is left behind in the backend. Null: on
+  // nothing that goes before.
+  std::shared_ptr<void> medium;
 };
 
 // Idle, Running, Abandon and the destructor are called by anyone, the rest under the engine's token.
@@ -38,7 +41,7 @@ struct HostLanesOptions {
 // which nobody sent; its handle then completes with kShutDown. Running and NeedsStepping do.
 class HostLanes : public core::Executor {
  public:
-  // `backend` must outlive a thread that is left behind in it.
+  // `backend` must outlive the lanes.
   HostLanes(HostLanesOptions options, Backends& backend);
   // Joins the large lane's thread if it is idle; a thread that is stuck in the medium after a fault
   // is left behind with everything it refers to. Abandons first if something is unfinished.

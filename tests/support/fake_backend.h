@@ -2,7 +2,9 @@
 // holds.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -64,6 +66,7 @@ class FakeBackend : public ops::Backend {
                                               std::span<const std::int64_t>) override {
     return Run(channel);
   }
+  ops::LetGo WhenLetGo(ops::Channel) const override { return let_go; }
   void Abort(const core::Status& why) override {
     core::MutexLock lock(mutex_);
     aborts_.push_back(why);
@@ -97,6 +100,12 @@ class FakeBackend : public ops::Backend {
     for (const auto& done : held_) done->store(true);
     held_.clear();
   }
+  // Those that stay, and that nobody has withdrawn.
+  std::int64_t held() const {
+    core::MutexLock lock(mutex_);
+    return std::count_if(held_.begin(), held_.end(),
+                         [](const auto& done) { return done.use_count() > 1; });
+  }
   int operations() const {
     core::MutexLock lock(mutex_);
     return operations_;
@@ -109,6 +118,8 @@ class FakeBackend : public ops::Backend {
     core::MutexLock lock(mutex_);
     return aborts_;
   }
+
+  ops::LetGo let_go;  // set before it is used; null: its memory stays
 
  private:
   std::unique_ptr<Operation> Run(ops::Channel channel) {

@@ -39,6 +39,7 @@ core::HandlePtr NewHandle() { return std::make_shared<core::HandleState>(); }
 struct Bench {
   explicit Bench(int ranks = 1) : size(ranks) {
     HostLanesOptions options{.rank = 0};
+    options.medium = backend;
     options.on_failure = [this](const Status& why, const std::string& key) {
       was_idle = lanes->Idle();
       core::MutexLock lock(mutex);
@@ -222,7 +223,8 @@ TEST(HostLanesFailureTest, AbandonCompletesWhatWaitsAndWhatRuns) {
 // it.
 TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
   auto bench = std::make_unique<Bench>();
-  const std::shared_ptr<FakeBackend> backend = bench->backend;
+  FakeBackend* const backend = bench->backend.get();
+  const std::weak_ptr<FakeBackend> medium = bench->backend;
   backend->Block(/*abort_frees=*/false);
   auto memory = std::make_shared<std::vector<float>>(1000, 1.0f);
   const std::weak_ptr<std::vector<float>> watched = memory;
@@ -234,6 +236,7 @@ TEST(HostLanesFailureTest, AStuckThreadIsLeftBehind) {
   EXPECT_FALSE(bench->lanes->Idle());
   bench.reset();  // returns, and nothing calls back afterwards
   EXPECT_FALSE(watched.expired());
+  ASSERT_FALSE(medium.expired());
   backend->Free();
   Bench::WaitFor([&] { return !backend->inside(); });
   EXPECT_FALSE(watched.expired());
@@ -254,7 +257,6 @@ TEST(HostLanesFailureTest, WhatHasFailedOnTheLargeLaneKeepsItsMemory) {
 
 TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
   Bench bench;
-  KeepForever(bench.backend);  // the destructor waits a second for the lane's thread
   bench.backend->HoldSmall();
   bench.backend->Block(/*abort_frees=*/true);
   const core::HandlePtr small = bench.StartSmall("s");
@@ -262,6 +264,23 @@ TEST(HostLanesFailureTest, TheDestructorAbandonsWhatIsUnfinished) {
   bench.lanes.reset();
   EXPECT_EQ(small->status().code(), StatusCode::kShutDown);
   EXPECT_EQ(large->status().code(), StatusCode::kShutDown);
+}
+
+// Memory of the run itself, as sizes that are exchanged, would go before the operation that writes to
+// it.
+TEST(HostLanesFailureTest, WhatIsUnfinishedIsWithdrawnBeforeItsMemoryGoes) {
+  Bench bench;
+  int asked = 0;
+  bench.backend->let_go = [&] {
+    EXPECT_EQ(bench.backend->held(), 0);
+    ++asked;
+    return true;
+  };
+  bench.backend->HoldSmall();
+  bench.StartSmall("s");
+  EXPECT_EQ(bench.backend->held(), 1);
+  bench.lanes.reset();
+  EXPECT_GT(asked, 0);
 }
 
 TEST(HostLanesFailureTest, ADestructorWithNothingToDoAbortsNobody) {
