@@ -120,11 +120,14 @@ Status Region::Open(pid_t process, int descriptor, std::int64_t bytes,
                                 : Status(StatusCode::kUnsupported,
                                          path + " is not the memory of a rank of this job");
   close(opened);
-  if (status.ok()) region->reset(new Region(base, bytes, -1, false));
+  if (!status.ok()) return status;
+  region->reset(new Region(base, bytes, -1, false));
+  (*region)->in_children_ = madvise(base, static_cast<std::size_t>(bytes), MADV_DONTFORK) != 0;
   return status;
 }
 
 Region::~Region() {
+  if (!in_children_ && core::ForkGeneration() != fork_generation_) return;  // others may be there
   munmap(base_, static_cast<std::size_t>(size_));
   if (descriptor_ < 0) return;
   core::MutexLock lock(OfThisProcess().mutex);

@@ -24,8 +24,9 @@ class Region {
   // `bytes` of zeros; rounded up to whole pages. Takes address space only. `name`: "sirtaki ...",
   // as the kernel shows it (/proc/<pid>/maps). Errors: kUnsupported, with what the system said.
   static core::Status Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region);
-  // That of a process of this host, by its file descriptor there; maps it here. A region of this
-  // process itself is not mapped again. Errors: kUnsupported.
+  // That of a process of this host, by its file descriptor there; maps it here, and not in forked
+  // children, which may outlive that process and would keep its memory. A region of this process
+  // itself is not mapped again. Errors: kUnsupported.
   static core::Status Open(pid_t process, int descriptor, std::int64_t bytes,
                            std::shared_ptr<Region>* region);
   // Memory of this process alone, which a forked child has a copy of.
@@ -61,6 +62,7 @@ class Region {
   const bool private_;
   const int fork_generation_ = core::ForkGeneration();
   int descriptor_;
+  bool in_children_ = true;
 };
 
 }  // namespace sirtaki::ops::shm

@@ -42,6 +42,25 @@ TEST(RegionTest, OthersSeeWhatIsWritten) {
   EXPECT_EQ(region->base()[5], std::byte{4});
 }
 
+// It would keep the memory of a rank that has died.
+TEST(RegionTest, AForkedChildDoesNotHaveWhatItsParentHasOpened) {
+  const auto region = Make();
+  const pid_t owner = getpid();
+  EXPECT_EQ(tests::InChild([&] {
+              std::shared_ptr<Region> opened;
+              if (!Region::Open(owner, region->descriptor(), kBytes, &opened).ok()) return 1;
+              return tests::InChild([&] {
+                void* const there = mmap(opened->base(), kBytes, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+                if (there != opened->base()) return 2;
+                opened.reset();  // leaves alone what lies there now
+                *static_cast<volatile char*>(there) = 1;
+                return 0;
+              });
+            }),
+            0);
+}
+
 TEST(RegionTest, WhatIsDiscardedReadsAsZeroes) {
   const auto region = Make();
   std::memset(region->base(), 3, kBytes);
