@@ -90,8 +90,8 @@ void* Pool::TakeBlock(int number, std::int64_t size) {
     kept.pop_back();
     use_.cached_bytes -= size;
   } else {
-    if (use_.in_use_bytes + size > options_.bytes) return nullptr;
-    while (use_.in_use_bytes + use_.cached_bytes + size > options_.bytes && ReturnOldest()) {
+    if (use_.in_use_bytes + size > use_.limit_bytes) return nullptr;
+    while (use_.in_use_bytes + use_.cached_bytes + size > use_.limit_bytes && ReturnOldest()) {
     }
     while ((offset = ranges_.Take(size)) < 0 && ReturnOldest()) {
     }
@@ -132,6 +132,14 @@ std::shared_ptr<void> Pool::Allocate(std::int64_t bytes) {
   return {block, [self = shared_from_this()](void* memory) { self->Free(memory); }};
 }
 
+void Pool::SetLimit(std::int64_t bytes) {
+  core::MutexLock lock(mutex_);
+  if (in_child_) return;
+  use_.limit_bytes = std::min(bytes, options_.address_bytes);
+  while (use_.in_use_bytes + use_.cached_bytes > use_.limit_bytes && ReturnOldest()) {
+  }
+}
+
 void Pool::Trim(std::int64_t keep_bytes) {
   core::MutexLock lock(mutex_);
   if (in_child_) return;
@@ -149,7 +157,7 @@ PoolUse Pool::Use() const {
 // memory, too, and what is kept would not go when the system has none left.
 std::int64_t Pool::MayKeep() {
   const std::int64_t peak = std::max(peak_, last_peak_);
-  const std::int64_t half = options_.bytes / 2 - use_.in_use_bytes;
+  const std::int64_t half = use_.limit_bytes / 2 - use_.in_use_bytes;
   return std::max(options_.keep_bytes, std::min(peak, half));
 }
 

@@ -31,7 +31,7 @@ namespace sirtaki::ops::shm {
 inline constexpr std::int64_t kPage = 4096;
 
 struct PoolOptions {
-  std::int64_t bytes = 0;          // the most it holds: in use and kept
+  std::int64_t bytes = 0;          // the most it holds, in use and kept, until SetLimit
   std::int64_t address_bytes = 0;  // over which blocks may be scattered; 0: enough for `bytes`
   bool shared = true;              // false: for this process alone
   std::int64_t keep_bytes = std::int64_t{64} << 20;  // may be kept in any case
@@ -69,6 +69,8 @@ class Pool final : public core::MemorySource,
   // The memory comes from the heap if the pool is used up.
   std::shared_ptr<void> Allocate(std::int64_t bytes) override;
 
+  // The most it holds from now on, as far as its addresses go. What is in use stays.
+  void SetLimit(std::int64_t bytes) SIRTAKI_EXCLUDES(mutex_);
   // Gives back what is kept beyond `keep_bytes`.
   void Trim(std::int64_t keep_bytes) SIRTAKI_EXCLUDES(mutex_);
   PoolUse Use() const SIRTAKI_EXCLUDES(mutex_);

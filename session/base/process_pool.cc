@@ -17,9 +17,12 @@ struct OnePool {
 
   std::shared_ptr<ops::shm::Pool> Get(const core::Config& config, int local_size, bool shared) {
     core::MutexLock lock(mutex);
-    if (pool != nullptr) return pool;
     ops::shm::PoolOptions options =
         SizeOfPool(config.pool_bytes, core::MemoryOfHost(), core::AddressLimit(), local_size);
+    if (pool != nullptr) {
+      pool->SetLimit(options.bytes);
+      return pool;
+    }
     options.shared = shared;
     const core::Status status = ops::shm::Pool::Make(options, &pool);
     if (!status.ok()) {

@@ -32,6 +32,10 @@ TEST(ProcessPoolTest, OneForTheProcess) {
   ASSERT_NE(pool, nullptr);
   config.pool_bytes = kGi;
   EXPECT_EQ(PoolOfProcess(config, 2), pool);
+  EXPECT_EQ(pool->Use().limit_bytes, kGi) << "a second session may have another limit";
+  config.pool_bytes = 64 * kGi;
+  EXPECT_EQ(PoolOfProcess(config, 2), pool);
+  EXPECT_EQ(pool->Use().limit_bytes, kGi) << "and no more addresses";
   EXPECT_NE(PrivatePoolOfProcess(config, 1), pool);
   config.shared_memory = core::SharedMemoryMode::kOff;
   EXPECT_EQ(PoolOfProcess(config, 1), nullptr);

@@ -48,6 +48,19 @@ void* Filled(Pool& pool, std::int64_t bytes) {
   return block;
 }
 
+TEST(PoolTest, ALimitMayChange) {
+  const auto pool = MakePool(8 * kMebibyte);
+  void* const block = Filled(*pool, 4 * kMebibyte);
+  pool->SetLimit(2 * kMebibyte);
+  EXPECT_EQ(pool->TryAllocate(kMebibyte), nullptr) << "what is in use stays, and counts";
+  pool->Free(block);
+  pool->SetLimit(2 * kMebibyte);
+  EXPECT_EQ(pool->Use().cached_bytes, 0);
+  EXPECT_EQ(pool->TryAllocate(4 * kMebibyte), nullptr);
+  pool->SetLimit(8 * kMebibyte);
+  pool->Free(Filled(*pool, 4 * kMebibyte));
+}
+
 TEST(PoolTest, BlocksWasteAnEighthAtMost) {
   for (std::int64_t bytes = 0; bytes < 40 * kMebibyte; bytes += 1 + bytes / 23) {
     const std::int64_t size = Pool::SizeOfBlock(bytes);
