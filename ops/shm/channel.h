@@ -102,9 +102,10 @@ class SharedChannel {
   // Whether a member has given up while this one was at its tensors, so that what came of it is
   // worth nothing. Its fault is on its way, or its end is noticed.
   bool IsVoid() const;
-  // Blocks until it is over. Errors: why the backend was stopped, as it is when a member is lost.
+  // Blocks until it is over. Errors: why the backend was stopped, as it is when a member is lost; that a
+  // member's process has ended, which the engine should have said.
   core::Status Block(const Wait& wait, bool spin);
-  // Blocks until the fault is there: why the backend was stopped.
+  // Blocks until the fault is there, and gives it, as Block does.
   core::Status AwaitFault();
 
  private:

@@ -153,6 +153,7 @@ std::string ReadWhole(int from, std::size_t size) {
   _exit(sum->status().ok() && failures == 0 ? 7 : 1);
 }
 
+// An engine looks at the peers as well, but its round may hang: nobody aborts the backend here.
 TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
   LocalGroupOptions options;
   std::unique_ptr<LocalGroup> group;
@@ -173,14 +174,7 @@ TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
   ASSERT_TRUE(
       backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum)->status().ok());
   EXPECT_EQ(values.back(), 3);
-  // An engine looks at the peers while its lanes work, and so does this thread.
-  std::thread watching([&] {
-    Status ended;
-    while (ended.ok()) ended = group->CheckPeers();
-    backend.Abort(ended);
-  });
   const auto lost = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
-  watching.join();
   EXPECT_EQ(lost->status().code(), StatusCode::kPeerLost) << lost->status().ToString();
   int how = 0;
   EXPECT_EQ(waitpid(child, &how, 0), child);
