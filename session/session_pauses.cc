@@ -92,11 +92,12 @@ Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint dea
   TimePoint look_at_peers = core::Clock::now() + kPeersInterval;
   Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
   core::Engine* const engine = parts.engine.get();
+  const std::function<Status()> check = parts.medium->PeerCheck();
   const auto go_on = [&] {
     if (state_ == State::kGone) return CheckState();
     if (engine != nullptr) engine->Listen();  // a fault stops the backend
     if (core::Clock::now() >= look_at_peers) {
-      if (Status lost = parts.medium->CheckPeers(); !lost.ok()) return lost;
+      if (Status lost = check ? check() : Status::Ok(); !lost.ok()) return lost;
       look_at_peers = core::Clock::now() + kPeersInterval;
     }
     return patience.Ask();

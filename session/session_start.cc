@@ -253,7 +253,7 @@ void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options,
     seen->NoteFault();
   };
   engine.stuck_in = [&parts] { return parts.medium->GateHolder(); };
-  engine.check_peers = [&parts] { return parts.medium->CheckPeers(); };
+  engine.check_peers = parts.medium->PeerCheck();
   engine.on_start = options.on_start;
   engine.observer = observation_->observer();
   engine.limits = core::Limits::Of(config_);

@@ -178,6 +178,10 @@ LetGo LocalGroup::WhenAllHaveLeft() const {
   };
 }
 
+bool LocalGroup::SeesProcesses() const {
+  return std::ranges::any_of(all_->ends, [](const pollfd& one) { return one.fd >= 0; });
+}
+
 Status LocalGroup::CheckPeers() const {
   std::vector<pollfd> ends = all_->ends;
   if (poll(ends.data(), ends.size(), 0) <= 0) return Status::Ok();

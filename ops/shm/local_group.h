@@ -83,6 +83,9 @@ class LocalGroup {
   // Whether no member can touch another's memory any more: each has destroyed its group, or has ended.
   LetGo WhenAllHaveLeft() const;
 
+  // Whether CheckPeers sees the process of any other member: not those that are threads of this one,
+  // nor before Linux 5.3.
+  bool SeesProcesses() const;
   // kPeerLost, naming it, if the process of a member has ended. Costs one system call.
   core::Status CheckPeers() const;
 

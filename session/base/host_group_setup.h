@@ -2,6 +2,7 @@
 // the backend that use it where it reaches, and the medium's own where it does not.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,9 +37,10 @@ class HostGroup {
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backends& backend() { return *selecting_; }
-  // CheckPeers looks at the processes of this host's ranks, as LocalGroup's does.
-  core::Status CheckPeers() const {
-    return group_ != nullptr ? group_->CheckPeers() : core::Status::Ok();
+  // As Medium::PeerCheck: of this host's ranks.
+  std::function<core::Status()> PeerCheck() const {
+    if (group_ == nullptr || !group_->SeesProcesses()) return nullptr;
+    return [group = group_.get()] { return group->CheckPeers(); };
   }
   // The description goes into the line that init logs; empty if the ranks are on one host.
   std::string description() const;

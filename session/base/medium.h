@@ -56,8 +56,9 @@ class Medium {
     all->assign(static_cast<std::size_t>(members.Count()), mine);
     return core::Status::Ok();
   }
-  // kPeerLost, naming it, if it is known that the process of another rank has ended.
-  virtual core::Status CheckPeers() const { return core::Status::Ok(); }
+  // Gives what tells whether the process of another rank has ended: kPeerLost, naming it. Null: that
+  // of none is seen from here. The medium must outlive it.
+  virtual std::function<core::Status()> PeerCheck() const { return nullptr; }
   // Where one thread at a time may call the medium: gives its gate, and what takes that for the
   // program, which unlocks it; null where any number may. The medium may be gone when it is called.
   // Its errors: those of mpi::Enter.

@@ -30,7 +30,7 @@ class WireParts {
 
   core::Transport& transport() { return shared_->transport(); }
   ops::Backends& backend() { return shared_->backend(); }
-  core::Status CheckPeers() const { return shared_->CheckPeers(); }
+  std::function<core::Status()> PeerCheck() const { return shared_->PeerCheck(); }
   // The text goes into the line that init logs, behind `medium`'s own.
   std::string Description(std::string medium) const;
   // As Medium::Meet. `parts`: null in a world of one rank.

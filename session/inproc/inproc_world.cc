@@ -1,5 +1,6 @@
 #include "session/inproc/inproc_world.h"
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -104,6 +105,9 @@ class InprocWorld::InprocMedium final : public Medium {
   ops::Backends& backend() override {
     if (shared_) return shared_->backend();
     return *backend_;
+  }
+  std::function<Status()> PeerCheck() const override {
+    return shared_ ? shared_->PeerCheck() : nullptr;
   }
   void NoteFault() override {}
   void NoteOrderlyEnd() override {}

@@ -1,4 +1,5 @@
 // Sessions over MPI: the composition of mpi/.
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -53,7 +54,9 @@ class MpiMedium final : public Medium {
               const std::function<Status()>& patience, std::string* all) override {
     return WireParts::Meet(parts_.get(), set, members, mine, patience, all);
   }
-  Status CheckPeers() const override { return parts_ ? parts_->CheckPeers() : Status::Ok(); }
+  std::function<Status()> PeerCheck() const override {
+    return parts_ ? parts_->PeerCheck() : nullptr;
+  }
   std::function<Status()> EntryOfGate(core::Gate** gate) override {
     *gate = &mpi::Gate();
     return [] { return mpi::Enter("an MpiGate of the program"); };

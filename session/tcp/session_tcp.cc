@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -102,7 +103,9 @@ class TcpMedium final : public Medium {
               const std::function<Status()>& patience, std::string* all) override {
     return WireParts::Meet(parts_.get(), set, members, mine, patience, all);
   }
-  Status CheckPeers() const override { return parts_ ? parts_->CheckPeers() : Status::Ok(); }
+  std::function<Status()> PeerCheck() const override {
+    return parts_ ? parts_->PeerCheck() : nullptr;
+  }
   void NoteFault() override {}
   void NoteOrderlyEnd() override {
     if (parts_) transport_->SayFarewell();
