@@ -1,6 +1,7 @@
 #include "ops/shm/transport.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <string>
 #include <utility>
@@ -15,15 +16,19 @@ namespace {
 
 using Length = std::uint64_t;
 
+// The rare looks beyond this host are less than a poll costs, and come within a look at the peers'
+// processes, for which the engine wakes while it waits.
+constexpr auto kRareLook = std::chrono::milliseconds(50);
+
 // The longest message is that of MPI.
 constexpr Length kLongestMessage = std::numeric_limits<int>::max();
 
 }  // namespace
 
-Transport::Transport(LocalGroup& group, core::Transport& beyond, bool listens_beyond)
+Transport::Transport(LocalGroup& group, core::Transport& beyond, Beyond brings)
     : group_(group),
       beyond_(beyond),
-      listens_beyond_(listens_beyond),
+      brings_(brings),
       bell_(group.Bell(group.self())),
       layout_(LocalGroup::kChannelsBegin - LocalGroup::kMailboxesBegin, group.size()),
       heard_(bell_.Load() - 1) {
@@ -136,11 +141,22 @@ std::optional<Incoming> Transport::TryReceive() {
   }
   if (!failure_.ok()) return std::nullopt;
   if (waiting_ > 0) Flush();
-  if (!listens_beyond_) return ReceiveHere();
+  if (brings_ != Beyond::kMessages) {
+    std::optional<Incoming> incoming = ReceiveHere();
+    return incoming || brings_ == Beyond::kNothing ? std::move(incoming) : ReceiveRarely();
+  }
   // The sides take turns: a flood from one does not hold up the other.
   beyond_first_ = !beyond_first_;
   std::optional<Incoming> incoming = beyond_first_ ? beyond_.TryReceive() : ReceiveHere();
   if (!incoming) incoming = beyond_first_ ? ReceiveHere() : beyond_.TryReceive();
+  return incoming;
+}
+
+std::optional<Incoming> Transport::ReceiveRarely() {
+  const core::TimePoint now = core::Clock::now();
+  if (now < look_beyond_) return std::nullopt;
+  std::optional<Incoming> incoming = beyond_.TryReceive();
+  if (!incoming) look_beyond_ = now + kRareLook;
   return incoming;
 }
 

@@ -18,11 +18,17 @@
 
 namespace sirtaki::ops::shm {
 
+// What comes from beyond this host, which does not ring this rank's bell.
+enum class Beyond : std::uint8_t {
+  kNothing,
+  kFaults,    // other ranks may tell them themselves: looked at now and then, while somebody waits
+  kMessages,  // of a neighbour in the tree: sleepers come back to look
+};
+
 class Transport final : public core::Transport {
  public:
-  // Both must outlive the transport. `listens_beyond`: whether `beyond` may bring anything; it does
-  // not ring this bell, so then sleepers come back to look.
-  Transport(LocalGroup& group, core::Transport& beyond, bool listens_beyond);
+  // Both must outlive the transport.
+  Transport(LocalGroup& group, core::Transport& beyond, Beyond brings);
 
   void Send(int rank, core::Bytes bytes) override;
   std::optional<core::Incoming> TryReceive() override;
@@ -33,7 +39,7 @@ class Transport final : public core::Transport {
   bool WaitUntil(std::uint64_t ticket, core::TimePoint deadline) override;
   void Wake() override { bell_.Add(1); }
   bool ReachesAll() const override { return beyond_.ReachesAll(); }
-  bool ArrivalsRing() const override { return !listens_beyond_; }
+  bool ArrivalsRing() const override { return brings_ != Beyond::kMessages; }
 
  private:
   struct Outbox {
@@ -57,11 +63,12 @@ class Transport final : public core::Transport {
   bool Read(int index, Inbox& inbox);
   void Push(int index, Outbox& outbox);
   std::optional<core::Incoming> ReceiveHere();
+  std::optional<core::Incoming> ReceiveRarely();
   void Fail(core::StatusCode code, const std::string& text);
 
   LocalGroup& group_;
   core::Transport& beyond_;
-  const bool listens_beyond_;
+  const Beyond brings_;
   SharedCounter& bell_;
   const MailboxLayout layout_;
   core::Status failure_;
@@ -72,6 +79,7 @@ class Transport final : public core::Transport {
   int next_inbox_ = 0;   // where the next look begins, so that nobody is passed over
   std::uint32_t heard_;  // the bell when all inboxes were last found empty
   bool beyond_first_ = false;
+  core::TimePoint look_beyond_{};  // the next of the rare looks
 };
 
 }  // namespace sirtaki::ops::shm

@@ -24,13 +24,18 @@ core::RankRanges RanksOfThisHost(const Topology& topology) {
   return ranks;
 }
 
-// Whether a neighbour in the tree, from which messages come, is on another host.
-bool ListensBeyond(const Topology& topology, const core::RankRanges& here, int tree_arity) {
+ops::shm::Beyond BroughtFromBeyond(const Topology& topology, int tree_arity, bool reaches_all) {
+  const core::RankRanges here = RanksOfThisHost(topology);
+
   const core::Tree::Node node =
       core::Tree::Build(topology.host_of_rank, tree_arity).NodeOf(topology.rank);
   const auto beyond = [&here](int rank) { return !here.Contains(rank); };
-  return (node.parent >= 0 && beyond(node.parent)) ||
-         std::any_of(node.children.begin(), node.children.end(), beyond);
+  if ((node.parent >= 0 && beyond(node.parent)) ||
+      std::any_of(node.children.begin(), node.children.end(), beyond)) {
+    return ops::shm::Beyond::kMessages;
+  }
+  return reaches_all && here.Count() < topology.size ? ops::shm::Beyond::kFaults
+                                                     : ops::shm::Beyond::kNothing;
 }
 
 // Each rank says this: a byte for whether it went well, then its announcement or what went wrong.
@@ -108,7 +113,7 @@ Status HostGroup::Assemble(const Topology& topology, const ConnectOptions& optio
     if (options.config.transport == core::TransportMode::kAuto) {
       shm_transport_ = std::make_unique<ops::shm::Transport>(
           *group_, transport,
-          ListensBeyond(topology, RanksOfThisHost(topology), options.config.tree_arity));
+          BroughtFromBeyond(topology, options.config.tree_arity, transport.ReachesAll()));
     }
     ops::shm::BackendOptions shm;
     shm.spin = options.spin;

@@ -16,6 +16,7 @@
 #include "tests/support/rank_threads.h"
 #include "tests/support/test_scale.h"
 #include "tests/support/transport_conformance.h"
+#include "tests/support/within.h"
 
 namespace sirtaki::ops::shm {
 namespace {
@@ -53,14 +54,15 @@ class Hosts {
       }
       const Status joined = groups_[rank]->Join(here, said);
       EXPECT_TRUE(joined.ok()) << joined.ToString();
-      listens_beyond_ = here.Count() < static_cast<std::int64_t>(groups_.size());
+      if (here.Count() < static_cast<std::int64_t>(groups_.size())) brought_ = Beyond::kMessages;
       beyond_.push_back(hub_.Connect(static_cast<int>(rank)));
     }
   }
 
-  std::unique_ptr<Transport> Connect(int rank) {
+  std::unique_ptr<Transport> Connect(int rank) { return Connect(rank, brought_); }
+  std::unique_ptr<Transport> Connect(int rank, Beyond brought) {
     const auto at = static_cast<std::size_t>(rank);
-    return std::make_unique<Transport>(*groups_[at], *beyond_[at], listens_beyond_);
+    return std::make_unique<Transport>(*groups_[at], *beyond_[at], brought);
   }
   LocalGroup& group(int rank) { return *groups_[static_cast<std::size_t>(rank)]; }
   InprocHub& hub() { return hub_; }
@@ -69,7 +71,7 @@ class Hosts {
   InprocHub hub_;
   std::vector<std::unique_ptr<LocalGroup>> groups_;
   std::vector<std::unique_ptr<core::Transport>> beyond_;
-  bool listens_beyond_ = false;
+  Beyond brought_ = Beyond::kNothing;
 };
 
 // The other end of a mailbox, in the hands of somebody who writes what no rank does.
@@ -115,6 +117,25 @@ TEST(ShmTransportTest, OnlyARankThatListensBeyondItsHostHasToPoll) {
   EXPECT_TRUE(one.Connect(0)->ArrivalsRing());
   Hosts two({0, 1});
   EXPECT_FALSE(two.Connect(0)->ArrivalsRing());
+}
+
+TEST(ShmTransportTest, AFaultFromBeyondArrivesThoughNobodyPollsForIt) {
+  Hosts hosts({0, 0, 1});
+  const auto far = hosts.Connect(2);
+  const auto near = hosts.Connect(0);
+  const auto one = hosts.Connect(1, Beyond::kFaults);
+  EXPECT_TRUE(one->ArrivalsRing());
+  for (int i = 0; i < 2; ++i) {  // the second comes between two looks
+    far->Send(1, Text(3, 'f'));
+    near->Send(1, Text(3, 'n'));
+    std::vector<int> from;
+    EXPECT_TRUE(tests::Within(kPatience, [&] {
+      if (const auto message = one->TryReceive()) from.push_back(message->from);
+      return from.size() == 2;
+    }));
+    EXPECT_EQ(from, (std::vector<int>{0, 2}));
+    EXPECT_FALSE(one->TryReceive().has_value());
+  }
 }
 
 TEST(ShmTransportTest, AMessageToItselfArrivesInOrder) {
