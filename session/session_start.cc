@@ -150,12 +150,14 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
   const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
                                                           : config_.wait == core::WaitMode::kSpin;
+  // So that no rank waits for one whose start has failed.
+  const auto agree = [&told, deadline, &exchanges = *medium](const Status& here) {
+    Status met = exchanges.Exchange(SerializeStatus(here), deadline, &told);
+    if (!here.ok()) return here;
+    return met.ok() ? FirstFailure(told) : met;
+  };
   if (topology_.size > 1) {
-    const Status connected = medium->Connect({config_, spin}, deadline);
-    Status met = medium->Exchange(SerializeStatus(connected), deadline, &told);
-    if (!connected.ok()) return connected;
-    if (met.ok()) met = FirstFailure(told);
-    if (!met.ok()) return met;
+    if (Status all = agree(medium->Connect({config_, spin}, deadline)); !all.ok()) return all;
   }
   core::Duration offset{};
   if (Status status = MeasureOffset(*medium, deadline, &offset); !status.ok()) return status;
@@ -183,19 +185,33 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
           .session = Hexadecimal(token_),
           .is_process = is_process_,
           .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
-  Build(std::move(medium), options, spin);
-  observation_->Begin();
+  impl_ = std::make_shared<Impl>();
+  Status built;
+  try {
+    Build(std::move(medium), options, spin);
+    observation_->Begin();
+  } catch (...) {
+    built = core::StatusOfException();
+  }
+  if (topology_.size > 1) built = agree(built);
+  if (!built.ok()) return built;
   if (is_process_) core::TellStart(options.environment, core::StartNotice::kAgain);
-  Status made = topology_.size == 1 ? Status::Ok() : MakeFirstSets(deadline);
-  if (!made.ok()) return made;
-  if (impl_->medium != nullptr) impl_->medium->EndStart();
+  if (topology_.size > 1) {
+    try {
+      if (Status made = MakeFirstSets(deadline); !made.ok()) return made;
+    } catch (...) {
+      Status why = core::StatusOfException();
+      impl_->engine->Abort(why.code(), why.message());
+      return why;
+    }
+  }
+  impl_->medium->EndStart();
   // The ranks that are here have ended their session before this one.
   ops::DropKept();
-  return made;
+  return Status::Ok();
 }
 
 void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin) {
-  impl_ = std::make_shared<Impl>();
   Impl& parts = *impl_;
   parts.medium = std::move(medium);
   std::map<core::SetNumber, core::RankRanges> sets = sets_.Begin(topology_);

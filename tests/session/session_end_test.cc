@@ -88,9 +88,11 @@ struct ThrowsWhenCopied {
   std::shared_ptr<bool> armed;
 };
 
-// A session whose start has thrown has no part in its job: it neither leaves it nor says good-bye.
+// A session whose start has thrown has no part in its job: it neither leaves it nor says good-bye. The
+// others hear of it at once.
 TEST(SessionStartTest, AnExceptionInAStartIsItsError) {
-  for (const bool has_lanes : {false, true}) {
+  for (const auto& [has_lanes, on_all] :
+       {std::pair{false, true}, std::pair{true, true}, std::pair{true, false}}) {
     const auto world = std::make_shared<InprocWorld>(2);
     const auto armed = std::make_shared<bool>(false);
     auto options = tests::SessionOptions();
@@ -103,9 +105,13 @@ TEST(SessionStartTest, AnExceptionInAStartIsItsError) {
     *armed = true;
     tests::RankThreads::Run(2, [&](int rank) {
       std::shared_ptr<Session> session;
-      const core::Status status = Session::CreateInproc(world, rank, options, &session);
+      const StartOptions others = tests::SessionOptions();
+      const StartOptions& mine = on_all || rank == 0 ? std::as_const(options) : others;
+      const core::Status status = Session::CreateInproc(world, rank, mine, &session);
       EXPECT_EQ(status.code(), core::StatusCode::kBackend) << status.ToString();
-      EXPECT_EQ(status.message(), "no thread is left");
+      const bool hears = !on_all && rank != 0;
+      EXPECT_EQ(status.message(),
+                hears ? "rank 0 cannot start: no thread is left" : "no thread is left");
       EXPECT_EQ(session, nullptr);
     });
     *armed = false;
