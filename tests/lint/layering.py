@@ -1,5 +1,5 @@
-"""Folders include only what lies below them: core <- fusion <- ops <- mpi <- session <- frameworks, and core <- launch. Inside of
-a layer its folders stand on floors: one includes those of lower floors, none of its own floor.
+"""Folders include only what lies below them: core <- fusion <- ops <- mpi <- session <- frameworks, core <- parallel <- frameworks, and
+core <- launch. Inside of a layer its folders stand on floors: one includes those of lower floors, none of its own floor.
 
 Vendors are kept in their rooms too (ROOMS), and the environment in core/base/environment.cc. Each MPI call of mpi/ is one that
 the tests can watch.
@@ -13,11 +13,12 @@ import tree
 MAY_INCLUDE = {
     "core": {"core"},
     "fusion": {"core", "fusion"},
+    "parallel": {"core", "parallel"},
     "ops": {"core", "fusion", "ops"},
     "mpi": {"core", "fusion", "ops", "mpi"},
     "tcp": {"core", "fusion", "ops", "tcp"},
     "session": {"core", "fusion", "ops", "mpi", "tcp", "session", "sirtaki"},
-    "frameworks": {"core", "fusion", "ops", "mpi", "tcp", "session", "frameworks", "sirtaki"},
+    "frameworks": {"core", "fusion", "parallel", "ops", "mpi", "tcp", "session", "frameworks", "sirtaki"},
     "launch": {"core", "launch"},
 }
 # From the ground up; "" is the layer's own folder.
