@@ -11,11 +11,11 @@
 
 namespace sirtaki::parallel {
 
-// What passes take. A list that is empty stands for 1 (times) or 0 (bytes) everywhere.
+// What passes take. A list has a value for each stage, or is empty: 1 (times) or 0 (bytes) everywhere.
 struct PassCosts {
-  std::vector<double> forward;   // by stage
-  std::vector<double> backward;  // likewise; a stage that is recomputed takes `forward` more
-  // What a forward pass leaves behind for its backward pass, what it was given included; by stage.
+  std::vector<double> forward;
+  std::vector<double> backward;  // a stage that is recomputed takes `forward` more
+  // What a forward pass leaves behind for its backward pass, what it was given included.
   std::vector<std::int64_t> activation_bytes;
   std::map<Edge, std::int64_t> edge_bytes;  // what goes over an edge; 0 for one that is not there
 };

@@ -69,8 +69,9 @@ core::Status CheckKind(ScheduleKind kind, const PipelineShape& shape) {
                 "; use as many stages as ranks, or interleaved_1f1b or gpipe"};
   }
   bool loops = shape.stages % shape.ranks == 0;
-  for (int s = 0; loops && s < shape.stages; ++s)
-    loops = shape.RankOf(s) == shape.RankOf(s % shape.ranks);
+  for (int stage = 0; loops && stage < shape.stages; ++stage) {
+    loops = shape.RankOf(stage) == shape.RankOf(stage % shape.ranks);
+  }
   if (kind != ScheduleKind::kInterleaved || loops) return core::Status::Ok();
   return {
       core::StatusCode::kInvalidArgument,

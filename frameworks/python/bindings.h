@@ -17,6 +17,7 @@ using WithoutGil = pybind11::call_guard<pybind11::gil_scoped_release>;
 void BindErrors(pybind11::module_& module);
 void BindSession(pybind11::module_& module);
 void BindProcessSets(pybind11::module_& module);
+void BindMesh(pybind11::module_& module);
 void BindHandles(pybind11::module_& module);
 void BindReductions(pybind11::module_& module);
 void BindMovement(pybind11::module_& module);

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
   BindErrors(module);
   BindSession(module);
   BindProcessSets(module);
+  BindMesh(module);
   BindHandles(module);
   BindReductions(module);
   BindMovement(module);

@@ -7,6 +7,7 @@ BEGIN {
   print "#include \"tests/docs/recipe_setup.h\""
   document = file
   gsub(/.*\/|\.md$/, "", document)
+  gsub("-", "", document)
   suite = toupper(substr(document, 1, 1)) substr(document, 2) "RecipesTest"
   print "namespace recipes::" document " {"
   print "namespace {"

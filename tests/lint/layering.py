@@ -27,7 +27,7 @@ FLOORS = {
     "ops": [["base"], ["groups", "wire", "shm", "cuda"], ["host", "between_hosts", "inproc"], ["nccl"], [""]],
     "session": [["base"], ["inproc", "single"], [""], ["elastic"], ["mpi", "tcp"]],
     "frameworks/torch": [["tensors"], ["session"], ["calls"], ["state", "batch_norm"], ["checkpoint", "gradients"],
-                         ["checkpoint/tool", "elastic"], [""]],
+                         ["checkpoint/tool", "elastic", "parallel"], [""]],
     "launch": [["base"], ["hosts"], ["options"], ["plan"], ["job", "checks", "reports"], ["elastic"], [""]],
 }
 OUTSIDE = {"tests", "examples", "benchmarks", "scripts"}

@@ -143,3 +143,27 @@ def test_an_optimizer_of_a_set_is_a_plain_one_outside_it(rank, size):
     for found, wanted in zip(model.parameters(), alone.parameters()):
         support.assert_close(found, wanted, 1e-5)
     hvd.remove_process_set(first)
+
+
+def test_a_mesh_has_a_set_for_each_row(rank, size):
+    pipe = 2 if size % 2 == 0 else 1
+    mesh = hvd.mesh({"data": -1, "pipe": pipe, "tensor": 1})
+    assert isinstance(mesh, hvd.Mesh) and mesh.axes == {"data": size // pipe, "pipe": pipe, "tensor": 1}
+    assert (mesh.coordinate("data"), mesh.coordinate("pipe"), mesh.coordinate("tensor")) == (rank // pipe, rank % pipe, 0)
+    for axis in mesh.axes:
+        row = mesh.ranks(axis)
+        assert len(row) == mesh.size(axis) and row[mesh.coordinate(axis)] == rank
+        assert mesh.set(axis).ranks == sorted(row) and mesh.set(axis) in mesh.sets(axis)
+        total = hvd.allreduce(torch.full((2,), float(rank)), op=hvd.Sum, process_set=mesh.set(axis))
+        assert total.tolist() == [float(sum(row))] * 2
+        assert sorted(r for one in mesh.sets(axis) for r in one.ranks) == list(range(size))
+    assert mesh.set("data").process_set_id in hvd.get_process_set_ids_and_ranks()
+    for wrong in (mesh.size, mesh.coordinate, mesh.ranks, mesh.set, mesh.sets):
+        with pytest.raises(ValueError, match="allowed is data, pipe, tensor"):
+            wrong("pip")
+    assert all(hvd.remove_process_set(one) for axis in mesh.axes for one in mesh.sets(axis))
+    with pytest.raises(ValueError, match=f"multiply to {size}"):
+        hvd.mesh({"data": 1, "pipe": 1} if size > 1 else {})
+    if size > 1:
+        with pytest.raises(hvd.MismatchError, match="the axes of mesh"):
+            hvd.mesh({"data" if rank == 0 else "pipe": size})

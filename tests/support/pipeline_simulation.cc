@@ -283,6 +283,12 @@ class Simulation {
       case Kind::kAverage:
         ++averaged_[At(of.stage)];
         if (left_[of.stage] != shape_.micro_batches) return Fail(rank, "gradients are missing");
+        for (const Tie& tie : shape_.ties) {
+          if (std::count(tie.stages.begin(), tie.stages.end(), of.stage) > 0 &&
+              RanksOfTie(shape_, tie).size() > 1 && summed_.count({rank, tie.name}) == 0) {
+            return Fail(rank, "a tied parameter is not summed yet");
+          }
+        }
         break;
       case Kind::kStep:
         ++steps_;

@@ -24,6 +24,7 @@
 #include "sirtaki/init_options.h"
 #include "sirtaki/memory.h"
 #include "sirtaki/memory_plan.h"
+#include "sirtaki/mesh.h"
 #include "sirtaki/messages.h"
 #include "sirtaki/metrics.h"
 #include "sirtaki/movement.h"

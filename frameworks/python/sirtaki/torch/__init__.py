@@ -22,6 +22,7 @@ from sirtaki.common import exceptions
 from sirtaki.common.exceptions import *  # noqa: F403
 from sirtaki.torch import functions, movement, observability, process_sets, reductions, session
 from sirtaki.torch._hooks import GradBucket
+from sirtaki.torch._mesh import Mesh, mesh
 from sirtaki.torch.amp import GradScaler
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import *  # noqa: F403
@@ -56,8 +57,8 @@ else:
 
 __all__ = [
     "Compression", "Compressor", "DistributedDataParallel", "DistributedOptimizer", "GradBucket", "GradScaler",
-    "SyncBatchNorm", "barrier", "broadcast_optimizer_state", "elastic", "join", "monitored_barrier", "poll", "run",
-    "synchronize",
+    "Mesh", "SyncBatchNorm", "barrier", "broadcast_optimizer_state", "elastic", "join", "mesh", "monitored_barrier", "poll",
+    "run", "synchronize",
 ]
 __all__ += exceptions.__all__
 __all__ += functions.__all__
