@@ -310,7 +310,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     // Perhaps only this rank knows of the error: the others must not wait for it.
     std::fprintf(stderr, "train_resnet: rank %d: %s\n", rank, error.what());
-    sirtaki::abort(error.what());
+    if (sirtaki::is_initialized()) sirtaki::abort(error.what());
     exit_code = EXIT_FAILURE;
   }
   sirtaki::shutdown();
