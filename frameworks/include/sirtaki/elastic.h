@@ -100,8 +100,8 @@ class SIRTAKI_API State {
   }
 
   // A number, a bool, a std::string, an at::Tensor, or anything that broadcast_object() takes. A
-  // tensor is replaced by another one when it is restored or received, on the device of the one that
-  // was there.
+  // tensor, also in a std::vector or a c10::IValue, is replaced by another one when it is restored or
+  // received, on the device of the one that was there.
   template <class T>
   State& value(const std::string& name, T& value) {
     if constexpr (std::is_same_v<T, at::Tensor>) {

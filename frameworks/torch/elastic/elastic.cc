@@ -366,6 +366,71 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
   return part;
 }
 
+namespace {
+
+// The tensors in a value, in an order that depends on how it is made up.
+std::vector<at::Tensor> TensorsOf(const std::vector<at::Tensor>& value) { return value; }
+std::vector<at::Tensor> TensorsOf(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  value.visit([&tensors](const c10::IValue& one) {
+    if (one.isTensor()) tensors.push_back(one.toTensor());
+    return false;
+  });
+  return tensors;
+}
+
+// Puts these in the place of the tensors in a value.
+void Replace(std::vector<at::Tensor>& value, const std::vector<at::Tensor>& tensors) {
+  value = tensors;
+}
+void Replace(c10::IValue& value, const std::vector<at::Tensor>& tensors) {
+  const std::vector<at::Tensor> before = TensorsOf(value);
+  c10::IValue::HashIdentityIValueMap copies;
+  for (std::size_t i = 0; i < tensors.size(); ++i) copies.emplace(before[i], tensors[i]);
+  value = value.deepcopy(copies);
+}
+
+using SizeOf = std::function<std::size_t()>;
+void LoadOnCpu(std::vector<at::Tensor>& value, const ReadBytes& read, const SizeOf& size) {
+  torch::load(value, read, size, c10::kCPU);
+}
+void LoadOnCpu(c10::IValue& value, const ReadBytes& read, const SizeOf& size) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(read, size, c10::kCPU);
+  archive.read("value", value);
+}
+
+template <class T>
+void SyncTensors(T& value, const std::string& key) {
+  if (rank() == 0) return BroadcastSaved(Saver(value), nullptr, 0, key, {});
+  T received;
+  BroadcastSaved(
+      nullptr,
+      [&received](const ReadBytes& read, const SizeOf& size) { LoadOnCpu(received, read, size); },
+      0, key, {});
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> before = TensorsOf(value);
+  std::vector<at::Tensor> now = TensorsOf(received);
+  const auto place_of = [&](std::size_t i) {
+    // One that is longer than it was here goes on where it begins.
+    if (before.size() != now.size()) i = std::min(i, before.size() - 1);
+    return before[i].defined() ? before[i].device() : c10::Device(c10::kCPU);
+  };
+  for (std::size_t i = 0; i < now.size() && !before.empty(); ++i) {
+    if (!now[i].defined()) continue;
+    now[i] = now[i].detach().to(place_of(i)).set_requires_grad(now[i].requires_grad());
+  }
+  Replace(received, now);
+  value = std::move(received);
+}
+
+}  // namespace
+
+void ElasticSync(std::vector<at::Tensor>& value, const std::string& key) {
+  SyncTensors(value, key);
+}
+void ElasticSync(c10::IValue& value, const std::string& key) { SyncTensors(value, key); }
+
 // The state that run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state)
     : state_(std::move(state)), commits_(state_.commits()) {

@@ -202,6 +202,45 @@ TEST(ElasticStateTest, ATensorMayBeMissingOrGetAnotherShape) {
   });
 }
 
+// The device of rank 0 may be none of another rank's; here that has a device without elements.
+TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
+  RunTorchRanks(2, [](int rank) {
+    const c10::Device own(rank == 0 ? torch::kCPU : torch::kMeta);
+    const auto ones = [](std::int64_t length) { return torch::ones({length}); };
+    std::vector<torch::Tensor> list = {ones(2 + rank).to(own), ones(1)};
+    if (rank == 0) list.push_back(ones(4));
+    detail::ElasticSavedPart("list", list).sync();
+    ASSERT_EQ(list.size(), 3U);
+    EXPECT_EQ(list[0].device(), own);
+    EXPECT_EQ(list[0].size(0), 2);
+    EXPECT_EQ(list[1].device(), c10::Device(torch::kCPU));
+    EXPECT_EQ(list[2].size(0), 4);
+    c10::IValue value = c10::ivalue::Tuple::create(
+        {c10::IValue(7 + rank), c10::IValue(std::vector<torch::Tensor>{ones(3).to(own)})});
+    detail::ElasticSavedPart("value", value).sync();
+    const auto& elements = value.toTupleRef().elements();
+    EXPECT_EQ(elements[0].toInt(), 7);
+    EXPECT_EQ(elements[1].toTensorVector()[0].device(), own);
+    std::vector<torch::Tensor> empty;
+    if (rank == 0) empty.push_back(ones(2));
+    detail::ElasticSavedPart("empty", empty).sync();
+    EXPECT_TRUE(empty.at(0).equal(ones(2)));
+  });
+}
+
+TEST(ElasticStateTest, ABufferMayBeMissing) {
+  RunTorchRanks(1, [](int) {
+    torch::nn::Linear layer(torch::nn::LinearOptions(2, 2).bias(false));
+    layer->register_buffer("later", torch::Tensor());
+    State state = State().model(layer);
+    state.sync();
+    const torch::Tensor weight = layer->weight.detach().clone();
+    layer->weight.detach().zero_();
+    state.restore();
+    EXPECT_TRUE(layer->weight.equal(weight));
+  });
+}
+
 TEST(ElasticStateTest, OtherNamesOrTypesAreAnErrorOnAllRanks) {
   RunTorchRanks(2, [](int rank) {
     std::int64_t epoch = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "sirtaki/export.h"
 #include "sirtaki/objects.h"
@@ -62,6 +64,15 @@ ElasticPart ElasticPlainPart(const std::string& name, T& value) {
   return part;
 }
 
+// Gives all ranks rank 0's. Collective.
+template <class T>
+void ElasticSync(T& value, const std::string& key) {
+  value = broadcast_object(value, 0, key);
+}
+// Rank 0's device may be none of this rank's: each tensor comes to that of the one in its place.
+SIRTAKI_API void ElasticSync(std::vector<at::Tensor>& value, const std::string& key);
+SIRTAKI_API void ElasticSync(c10::IValue& value, const std::string& key);
+
 // Everything else is kept as torch::save writes it: a copy may have tensors in common with it.
 template <class T>
 ElasticPart ElasticSavedPart(const std::string& name, T& value) {
@@ -89,7 +100,7 @@ ElasticPart ElasticSavedPart(const std::string& name, T& value) {
     Load(loaded, read, [kept] { return kept->size(); });
     value = std::move(loaded);
   };
-  part.sync = [&value, key = ElasticKey(part)] { value = broadcast_object(value, 0, key); };
+  part.sync = [&value, key = ElasticKey(part)] { ElasticSync(value, key); };
   return part;
 }
 SIRTAKI_API ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value);
