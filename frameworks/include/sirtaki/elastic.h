@@ -66,8 +66,8 @@ class SIRTAKI_API State {
  public:
   State();
 
-  // The module's parameters and buffers. A DistributedDataParallel is made for each new generation
-  // again; give it itself, not the module in it.
+  // The module's parameters and buffers. A DistributedDataParallel, that module or one in it, is made
+  // for each new generation again.
   State& model(torch::nn::Module& module, const std::string& name = "model");
   template <class Contained>
   State& model(torch::nn::ModuleHolder<Contained>& holder, const std::string& name = "model") {
@@ -75,8 +75,8 @@ class SIRTAKI_API State {
   }
 
   // The optimizer's state and options, by its own save() and load(). A DistributedOptimizer is made
-  // for each new generation again, any other optimizer stays as it is. Throws Unsupported for one
-  // that is sharded, or that averages over a process set.
+  // for each new generation again, any other optimizer stays as it is; gradients of both are let go
+  // then. Throws Unsupported for one that is sharded, or that averages over a process set.
   State& optimizer(torch::optim::Optimizer& optimizer, const std::string& name = "optimizer");
 
   // How many steps the scheduler has made, and a metric that it remembers.

@@ -128,8 +128,13 @@ using NamedCopies = std::vector<std::pair<std::string, at::Tensor>>;
 
 NamedCopies TensorsOf(const torch::nn::Module& module) {
   NamedCopies tensors;
-  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  const auto take = [&tensors](const auto& named) {
+    for (const auto& item : named) {
+      if (item.value().defined()) tensors.emplace_back(item.key(), item.value());
+    }
+  };
+  take(module.named_parameters());
+  take(module.named_buffers());
   return tensors;
 }
 
@@ -151,6 +156,18 @@ void RestoreModule(const torch::nn::Module& module, const NamedCopies& kept,
            "the " + name + " has got or lost parameters or buffers since the last commit()");
   }
   for (std::size_t i = 0; i < now.size(); ++i) now[i].second.detach().copy_(kept[i].second);
+}
+
+// The module itself may be one, and some in it.
+std::vector<detail::ModuleSynchronizer*> SynchronizersIn(torch::nn::Module& module) {
+  std::vector<detail::ModuleSynchronizer*> found;
+  const auto look_at = [&found](torch::nn::Module& one) {
+    auto* const owner = dynamic_cast<detail::SynchronizerOwner*>(&one);
+    if (owner != nullptr) found.push_back(&owner->synchronizer());
+  };
+  look_at(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look_at(*child);
+  return found;
 }
 
 }  // namespace
@@ -219,11 +236,16 @@ State& State::model(torch::nn::Module& module, const std::string& name) {
   part.save = [&module, kept] { return detail::ElasticKeep(kept, CopyOf(module)); };
   part.restore = [&module, kept, title = part.name] { RestoreModule(module, *kept, title); };
   part.sync = [&module] { broadcast_parameters(module, 0); };
-  if (auto* const owner = dynamic_cast<detail::SynchronizerOwner*>(&module)) {
-    CheckMayChange(part.name, owner->synchronizer().options().gradients());
-    part.leave = [owner] { owner->synchronizer().Leave(); };
-    part.renew = [owner] { owner->synchronizer().Renew(); };
+  for (const auto* const synchronizer : SynchronizersIn(module)) {
+    CheckMayChange(part.name, synchronizer->options().gradients());
   }
+  part.leave = [&module] {
+    for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Leave();
+    module.zero_grad();
+  };
+  part.renew = [&module] {
+    for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Renew();
+  };
   return Add(std::move(part));
 }
 
@@ -233,9 +255,14 @@ State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& n
       [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
       [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
   part.sync = [&optimizer] { broadcast_optimizer_state(optimizer, 0); };
+  // What backward() has made of a gradient is of a step that is not made.
+  part.leave = [&optimizer] { optimizer.zero_grad(); };
   if (detail::GradientReducer* const reducer = detail::ReducerOf(optimizer)) {
     CheckMayChange(part.name, reducer->options());
-    part.leave = [reducer] { reducer->Leave(); };
+    part.leave = [reducer, let_go = part.leave] {
+      reducer->Leave();
+      let_go();
+    };
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
   }
   return Add(std::move(part));

@@ -4,7 +4,7 @@ it equal on all ranks."""
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
 
 import torch
 
@@ -156,17 +156,37 @@ class _TrainingHandler(_StateDictHandler):
     """Distributed optimizers and modules belong to the job that they were made in, until they are told of another."""
 
     def reset(self) -> None:
-        if hasattr(self.value, "_sirtaki_rebuild"):
-            self.value._sirtaki_rebuild()
+        # What backward() has made of a gradient is of a step that is not made.
+        for parameter in self._parameters():
+            parameter.grad = None
+        for part in self._parts():
+            if hasattr(part, "_sirtaki_rebuild"):
+                part._sirtaki_rebuild()
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        raise NotImplementedError
+
+    def _parts(self) -> Iterable[Any]:
+        return [self.value]
 
 
 class ModelStateHandler(_TrainingHandler):
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        return self.value.parameters()
+
+    def _parts(self) -> Iterable[Any]:
+        """A DistributedDataParallel may be the module itself, or in it."""
+        return self.value.modules()
+
     def sync(self) -> None:
         hvd.broadcast_parameters(self.value.state_dict(), root_rank=0)
 
 
 class OptimizerStateHandler(_TrainingHandler):
     """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has."""
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        return (parameter for group in self.value.param_groups for parameter in group["params"])
 
     def save(self) -> None:
         self._is_of_shards = is_cut(self.value)
