@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -29,6 +30,18 @@ void Init(const std::vector<std::pair<std::string, std::string>>& options,
   if (communicator) return detail::InitOn(*communicator, init_options);
   init(init_options);
 }
+
+// Ends with close(), and not when Python lets it go.
+class ElasticRun {
+ public:
+  bool GoesOnAfterError(bool peer_lost, std::int64_t commits) {
+    return run_->GoesOnAfterError(peer_lost, commits);
+  }
+  void Close() { run_.reset(); }
+
+ private:
+  std::unique_ptr<detail::ElasticRun> run_ = std::make_unique<detail::ElasticRun>();
+};
 
 template <void (*Do)(std::chrono::milliseconds)>
 void WithTimeout(double seconds) {
@@ -63,6 +76,12 @@ void BindSession(py::module_& module) {
   module.def("elastic_generation", &detail::ElasticGeneration, WithoutGil());
   module.def("elastic_tell_state", &detail::TellElasticState, WithoutGil());
   module.def("elastic_change", &detail::ElasticChange, WithoutGil());
+  module.def("is_deferred", &detail::IsDeferred, WithoutGil());
+  py::class_<ElasticRun>(module, "ElasticRun")
+      .def(py::init<>())
+      .def("goes_on_after_error", &ElasticRun::GoesOnAfterError, py::arg("peer_lost"),
+           py::arg("commits"), WithoutGil())
+      .def("close", &ElasticRun::Close);
 
   module.attr("mpi_built") = !detail::MpiModules().empty();
   module.attr("nccl_version") = ops::nccl::kDeclaredVersion;

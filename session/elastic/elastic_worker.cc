@@ -161,6 +161,16 @@ int ElasticWorker::generation() const {
   return place_.generation;
 }
 
+bool ElasticWorker::BeginTraining() {
+  MutexLock lock(mutex_);
+  return !std::exchange(has_begun_, true);
+}
+
+bool ElasticWorker::has_begun() const {
+  MutexLock lock(mutex_);
+  return has_begun_;
+}
+
 void ElasticWorker::Listen() {
   int fd = -1;
   {

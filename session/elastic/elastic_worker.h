@@ -53,6 +53,10 @@ class ElasticWorker {
   std::string WhyChange() const SIRTAKI_EXCLUDES(mutex_);
   int generation() const SIRTAKI_EXCLUDES(mutex_);  // 0: none yet
 
+  // The program's training begins. False: it has begun before.
+  bool BeginTraining() SIRTAKI_EXCLUDES(mutex_);
+  bool has_begun() const SIRTAKI_EXCLUDES(mutex_);
+
  private:
   core::Status Open(const core::EnvironmentView& env) SIRTAKI_REQUIRES(mutex_);
   core::Status Tell(const core::ElasticNotice& notice) const SIRTAKI_REQUIRES(mutex_);
@@ -69,7 +73,8 @@ class ElasticWorker {
   std::string to_ SIRTAKI_GUARDED_BY(mutex_);
   Place place_ SIRTAKI_GUARDED_BY(mutex_);
   bool is_asking_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  int over_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // the last generation that is
+  bool has_begun_ SIRTAKI_GUARDED_BY(mutex_) = false;  // the training
+  int over_ SIRTAKI_GUARDED_BY(mutex_) = 0;            // the last generation that is
   std::string why_over_ SIRTAKI_GUARDED_BY(mutex_);
   int to_change_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // the last generation that is
   std::string why_change_ SIRTAKI_GUARDED_BY(mutex_);

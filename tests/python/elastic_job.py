@@ -22,9 +22,9 @@ PATIENCE = 120.0  # for an event, on a machine that others use
 class Job:
     """A job that runs, and what it has printed."""
 
-    def __init__(self, sirtakirun, program, flags, folder):
+    def __init__(self, sirtakirun, program, flags, folder, mode):
         self.enough = pathlib.Path(folder) / "enough"
-        command = [sirtakirun, *flags, *program, str(self.enough)]
+        command = [sirtakirun, *flags, *program, str(self.enough), mode]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
         self.news = threading.Condition()
@@ -139,6 +139,26 @@ def below_the_minimum(start):
     job.check_equal(2)
 
 
+def lost_before_run(start):
+    """A worker is lost when it has made an optimizer and has not called run(): the others go on."""
+    job = start("-np", "3", mode="lost before run")
+    for worker in (0, 2):
+        job.wait_for(rf"^\[{worker}\] begins \d [23] ")
+    at, _ = job.wait_for(r"begins 2 3 ")
+    job.wait_for(r"epoch \d+ 3", at)
+    assert job.end() == 0
+    job.check_equal(3)
+    job.wait_for(r"^\[0\] again: .*run\(\) was called again, in an elastic job")
+
+
+def fails(start):
+    """What fails every time, with no rank lost, ends with the error."""
+    job = start("-np", "2", mode="fails")
+    job.wait_for(r"gives up: it has failed 10 times without a commit")
+    assert job.end() != 0
+    job.wait_for(r"on purpose")
+
+
 def many_faults(start):
     """Workers are killed and stopped at random, also while others join: no hang, and the same parameters everywhere."""
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
@@ -159,7 +179,7 @@ def many_faults(start):
     job.check_equal(4)
 
 
-CASES = [killed_and_replaced, stopped, below_the_minimum, many_faults]
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, many_faults]
 
 
 def main(sirtakirun, program, *names):
@@ -170,9 +190,9 @@ def main(sirtakirun, program, *names):
             continue
         jobs = []
 
-        def start(*flags):
+        def start(*flags, mode=""):
             folder = tempfile.mkdtemp(dir=place)
-            jobs.append(Job(sirtakirun, command, ["--elastic", *flags], folder))
+            jobs.append(Job(sirtakirun, command, ["--elastic", *flags], folder, mode))
             return jobs[-1]
 
         with tempfile.TemporaryDirectory() as place:

@@ -2,6 +2,7 @@
 its processes."""
 
 import os
+import signal
 import sys
 import time
 
@@ -23,7 +24,8 @@ def digest(model):
     return hash(tuple(float(x) for p in model.parameters() for x in p.detach().flatten()))
 
 
-def main(enough):
+def main(enough, mode=""):
+    """The mode "lost before run": a rank is lost when the others have made what run() sets up; "fails": every time."""
     say("pid", os.getpid())
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
@@ -37,8 +39,13 @@ def main(enough):
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[],
                                    dealt=0, steps=0)
 
+    if mode == "lost before run" and hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     @hvd.elastic.run
     def train(state):
+        if mode == "fails":
+            raise hvd.HorovodInternalError("on purpose")
         say("begins", hvd.rank(), hvd.size(), state.epoch, state.steps, digest(model))
         while not hvd.broadcast_object(os.path.exists(enough)):
             indices = list(sampler)
@@ -64,6 +71,10 @@ def main(enough):
         return state.steps
 
     steps = train(state)
+    try:
+        train(state)
+    except hvd.InvalidArgumentError as error:
+        say("again:", error)
     say("ends", hvd.rank(), hvd.size(), steps, digest(model))
 
 
@@ -76,4 +87,4 @@ def check(trained, dealt):
     assert twice <= (MOST_RANKS - 1) * dealt, f"{twice} samples were trained twice, and they were dealt out {dealt} times"
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

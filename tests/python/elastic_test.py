@@ -221,6 +221,89 @@ def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
         support.assert_close(found, wanted, 1e-5)
 
 
+def test_run_lets_go_the_gradients_of_a_step_that_was_not_made(rank, size):
+    model, optimizer = training(0)
+    wrapped = hvd.DistributedDataParallel(support.net(seed=0))
+    around = torch.nn.Sequential(wrapped)  # one within another module is made again, too
+    plain = torch.optim.SGD(wrapped.parameters(), 0.1, momentum=0.9)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, around=around, plain=plain, step=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.step)
+        while state.step < 2:
+            for each, its in ((model, optimizer), (around, plain)):
+                support.loss_of(each, support.batches(rank, 2)[state.step]).backward()
+            if state.step == 1 and len(calls) == 1:
+                raise hvd.HorovodInternalError("on purpose")
+            for its in (optimizer, plain):
+                its.step()
+                its.zero_grad()
+            state.step += 1
+            state.commit()
+
+    train(state)
+    assert calls == [0, 1]
+    alone = support.net(seed=0)
+    one = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    for batch in support.joined(size, 2):
+        one_step(alone, one, batch)
+    for trained in (model, wrapped.module):
+        support.assert_same_everywhere(hvd, trained.parameters())
+        for found, wanted in zip(trained.parameters(), alone.parameters()):
+            support.assert_close(found, wanted, 1e-5)
+
+
+def test_run_within_run_is_refused(rank):
+    state = hvd.elastic.ObjectState(step=0)
+    inner = hvd.elastic.run(lambda state: state.step)
+
+    @hvd.elastic.run
+    def train(state):
+        with pytest.raises(hvd.InvalidArgumentError, match=r"within another run\(\)"):
+            inner(state)
+        return 3
+
+    assert train(state) == 3
+    assert inner(state) == 0  # one after the other they may be
+
+
+def test_parameters_that_were_added_are_made_again(rank, size):
+    model, optimizer = training(0)
+    added = []
+
+    def add():
+        added.append(torch.nn.Parameter(torch.zeros(2)))
+        optimizer.add_param_group({"params": [added[-1]]})
+
+    add()
+    optimizer.set_backward_passes_per_step(1)
+    add()
+    optimizer.zero_grad()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(1)
+        if len(calls) == 2:
+            add()
+        optimizer.zero_grad()
+        loss = support.loss_of(model, support.batches(rank)[0])
+        (loss + (rank + 1) * sum(parameter.sum() for parameter in added)).backward()
+        optimizer.synchronize()
+        assert all(parameter.grad[0].item() == (size + 1) / 2 for parameter in added)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        if len(calls) < 3:
+            raise hvd.HostsUpdatedInterrupt()
+
+    train(state)
+    assert len(calls) == 3 and len(added) == 3
+    support.assert_same_everywhere(hvd, added)
+
+
 def test_reset_joins_as_init_did(rank, size):
     hvd.shutdown()
     first = hvd.ProcessSet([0])

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cinttypes>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -60,7 +61,7 @@ void check(const torch::Tensor& trained, std::int64_t dealt) {
                            std::to_string(twice) + " twice");
 }
 
-void train(const std::string& enough) {
+void train(const std::string& enough, const std::string& mode) {
   torch::manual_seed(
       static_cast<std::uint64_t>(sirtaki::rank()));  // only run() makes the nets equal
   Net net;
@@ -83,10 +84,13 @@ void train(const std::string& enough) {
                    .value("dealt", dealt)
                    .value("trained", trained);
 
+  if (mode == "lost before run" && sirtaki::rank() == 1) std::raise(SIGKILL);
+
   const auto is_enough = [&] {
     return sirtaki::broadcast_object(std::filesystem::exists(enough) ? "yes" : "no", 0) == "yes";
   };
-  sirtaki::elastic::run(state, [&] {
+  const auto run = [&] {
+    if (mode == "fails") throw sirtaki::Error(sirtaki::ErrorCode::Backend, "on purpose");
     std::printf("begins %d %d %" PRId64 " %" PRId64 " %016" PRIx64 "\n", sirtaki::rank(),
                 sirtaki::size(), epoch, steps, digest(net));
     while (!is_enough()) {
@@ -111,7 +115,13 @@ void train(const std::string& enough) {
       state.commit();
       if (sirtaki::rank() == 0) std::printf("epoch %" PRId64 " %d\n", epoch, sirtaki::size());
     }
-  });
+  };
+  sirtaki::elastic::run(state, run);
+  try {
+    sirtaki::elastic::run(state, run);
+  } catch (const sirtaki::Error& error) {
+    std::printf("again: %s\n", error.what());
+  }
   std::printf("ends %d %d %" PRId64 " %016" PRIx64 "\n", sirtaki::rank(), sirtaki::size(), steps,
               digest(net));
 }
@@ -119,18 +129,18 @@ void train(const std::string& enough) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: elastic_twin FILE\n");
+  if (argc != 2 && argc != 3) {
+    std::fprintf(stderr, "usage: elastic_twin FILE [MODE]\n");
     return EXIT_FAILURE;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   std::printf("pid %d\n", static_cast<int>(getpid()));
   try {
     sirtaki::init();
-    train(argv[1]);
+    train(argv[1], argc == 3 ? argv[2] : "");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "elastic_twin: %s\n", error.what());
-    sirtaki::abort(error.what());
+    if (sirtaki::is_initialized()) sirtaki::abort(error.what());
     return EXIT_FAILURE;
   }
   sirtaki::shutdown();

@@ -30,6 +30,7 @@
 #include <utility>
 
 #include "sirtaki/checkpoint.h"
+#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/elastic_parts.h"
 #include "sirtaki/error.h"
 #include "sirtaki/export.h"
@@ -158,14 +159,15 @@ class SIRTAKI_API ElasticAttempts {
   // Before each call of the training. Joins the job again unless it is the first.
   void Begin();
   void NoteChange() { joins_again_ = true; }
-  // Restores the state. False: the error is the caller's.
+  // The next Begin() restores the state. False: the error is the caller's.
   bool NoteError(const Error& error);
 
  private:
+  ElasticRun run_;
   elastic::State state_;
-  std::int64_t commits_;
-  int failures_ = 0;  // in a row, without a commit between them
   bool joins_again_ = false;
+  bool restores_ = false;
+  bool sets_up_ = IsElastic();  // what was made before run()
 };
 
 }  // namespace detail
@@ -175,16 +177,17 @@ namespace elastic {
 // Gives all ranks the state of rank 0, calls `train()` and returns what that returns. Collective.
 //
 // Where `train` throws an Error that ends the job (PeerLost, TimedOut, Aborted, Backend, Protocol or
-// ShutDown), all ranks go back to what was committed last (State::restore()). Then, and after
-// HostsUpdated without going back, they join the job again with the options of the last init(), make
-// optimizers and modules of the state again, call its on_change() functions, get the state of rank 0,
-// and call `train` again. Every other exception is the caller's. Outside of an elastic job, where
-// lost ranks do not come back, so is an error of a rank that has ended, and one that comes three
-// times without a commit in between.
+// ShutDown), all ranks join the job again with the options of the last init(), and go back to what was
+// committed last (State::restore()). After HostsUpdated they do the same without going back. Then they
+// make optimizers and modules of the state again, call its on_change() functions, get the state of
+// rank 0, and call `train` again. Every other exception is the caller's. So is an error that comes
+// three times, in an elastic job ten times, without a commit or the loss of a rank in between; and
+// outside of an elastic job, where lost ranks do not come back, that of a rank that has ended.
 //
-// Between init() and run() a program may make distributed optimizers and modules of the state, in its
-// order, and no other collective calls: where it runs in a rank that has come later, the other ranks
-// make these alone.
+// In an elastic job a program makes no collective calls between init() and run(): a rank that comes
+// later would be alone with them. Distributed optimizers and modules that are made there are set up
+// when run() begins, if they are part of the state, and throw NotInitialized until then. run() is
+// called once there. Within run() it throws InvalidArgument.
 template <class Train>
 std::invoke_result_t<Train&> run(State state, Train&& train) {
   detail::ElasticAttempts attempts(std::move(state));

@@ -330,9 +330,6 @@ std::int64_t State::commits() const { return impl_->commits; }
 namespace sirtaki::detail {
 namespace {
 
-// A program that fails every time would otherwise fail for ever.
-constexpr int kMostFailures = 3;
-
 bool EndsTheJob(const Error& error) {
   // The job cannot be joined again with as many ranks as before where one has ended.
   if (!elastic::is_elastic() &&
@@ -459,8 +456,7 @@ void ElasticSync(std::vector<at::Tensor>& value, const std::string& key) {
 void ElasticSync(c10::IValue& value, const std::string& key) { SyncTensors(value, key); }
 
 // The state that run() begins with is there to go back to, too.
-ElasticAttempts::ElasticAttempts(elastic::State state)
-    : state_(std::move(state)), commits_(state_.commits()) {
+ElasticAttempts::ElasticAttempts(elastic::State state) : state_(std::move(state)) {
   state_.impl_->Replace(state_.impl_->Copy());
 }
 
@@ -469,26 +465,29 @@ void ElasticAttempts::Begin() {
   if (joins_again_) {
     shutdown();
     InitAgain();
+  }
+  if (joins_again_ || sets_up_) {
     for (const ElasticPart& part : state.parts) {
       if (part.leave) part.leave();
     }
+    // Only now nothing of the job before writes to it any more.
+    if (restores_) state_.restore();
+    restores_ = false;
     for (const ElasticPart& part : state.parts) {
       if (part.renew) part.renew();
     }
-    for (const auto& callback : state.callbacks) callback();
-    joins_again_ = false;
   }
+  if (joins_again_) {
+    for (const auto& callback : state.callbacks) callback();
+  }
+  joins_again_ = sets_up_ = false;
   state_.sync();
 }
 
 bool ElasticAttempts::NoteError(const Error& error) {
   if (!EndsTheJob(error)) return false;
-  failures_ = state_.commits() == commits_ ? failures_ + 1 : 1;
-  commits_ = state_.commits();
-  // In an elastic job the ends of other ranks are no failures of the program.
-  if (failures_ >= kMostFailures && !elastic::is_elastic()) return false;
-  state_.restore();
-  joins_again_ = true;
+  if (!run_.GoesOnAfterError(error.code() == ErrorCode::PeerLost, state_.commits())) return false;
+  joins_again_ = restores_ = true;
   return true;
 }
 

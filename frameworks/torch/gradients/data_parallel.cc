@@ -9,6 +9,7 @@
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
+#include "sirtaki/detail/elastic_calls.h"
 
 namespace sirtaki::detail {
 
@@ -71,7 +72,8 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "DistributedDataParallel: the module is a null pointer"));
   }
-  Renew();
+  (void)CurrentSession();
+  if (!IsDeferred()) Renew();
 }
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;
@@ -86,9 +88,17 @@ void ModuleSynchronizer::Renew() {
 
 ModuleSynchronizer::Impl& ModuleSynchronizer::impl() const {
   if (impl_) return *impl_;
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "the DistributedDataParallel could not be made again when the job was "
-                           "joined again"));
+  if (IsDeferred()) {
+    ThrowStatus(core::Status(core::StatusCode::kNotInitialized,
+                             "in an elastic job a DistributedDataParallel is set up when "
+                             "elastic::run() begins: make it part of the state, as in "
+                             "State().model(module), and use it in the function that run() calls"));
+  }
+  ThrowStatus(
+      core::Status(core::StatusCode::kInvalidArgument,
+                   "the DistributedDataParallel was made before elastic::run() and is no part "
+                   "of its state, or could not be made again when the job was joined "
+                   "again"));
 }
 
 void ModuleSynchronizer::BeforeForward() { impl().BeforeForward(); }

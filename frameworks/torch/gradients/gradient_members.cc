@@ -206,7 +206,7 @@ bool GradientMembers::Scan(const torch::optim::Optimizer& optimizer) {
     }
   }
   if (taken_ && same && at == scanned_.size()) return false;
-  if (taken_) NameAdded(optimizer);
+  if (taken_) NameAdded(optimizer, &of_.names);
   Take(MatchNames(optimizer, of_.names));
   taken_ = true;
   scanned_.clear();
@@ -216,18 +216,6 @@ bool GradientMembers::Scan(const torch::optim::Optimizer& optimizer) {
     }
   }
   return true;
-}
-
-// Parameters that nobody has named are called in the order in which they were added.
-void GradientMembers::NameAdded(const torch::optim::Optimizer& optimizer) {
-  std::unordered_set<const void*> known;
-  for (const auto& [name, tensor] : of_.names) known.insert(tensor.unsafeGetTensorImpl());
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      of_.names.emplace_back("added parameter " + std::to_string(++added_), parameter);
-    }
-  }
 }
 
 void GradientMembers::CheckStreams() const {

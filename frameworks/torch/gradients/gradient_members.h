@@ -83,7 +83,6 @@ class GradientMembers {
   const std::string& prefix() const { return of_.prefix; }
 
  private:
-  void NameAdded(const torch::optim::Optimizer& optimizer);
   void Take(const NamedParameters& named);
   std::vector<GradientPtr> GradientsOf(const NamedParameters& named, std::string* error);
   std::string DescribePlaces(const NamedParameters& named, std::vector<std::string>* lines) const;
@@ -93,7 +92,6 @@ class GradientMembers {
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<GradientCounts> counts_ = std::make_shared<GradientCounts>();
   bool taken_ = false;                // the optimizer was looked at
-  int added_ = 0;                     // parameters that came later, without a name
   std::vector<const void*> scanned_;  // its parameters, as they were last seen
   std::vector<GradientPtr> all_;
   std::vector<GradientPtr> newest_;

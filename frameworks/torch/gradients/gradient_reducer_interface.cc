@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
+#include "frameworks/torch/gradients/named_parameters.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/detail/elastic_calls.h"
 
 namespace sirtaki::detail {
 
@@ -26,7 +28,13 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
                                  const DistributedOptimizerOptions& options)
     : made_(std::make_shared<const Made>(Made{std::move(named_parameters), options})) {
-  Renew(optimizer);
+  (void)CurrentSession();
+  if (IsDeferred()) {
+    const std::string error = MatchNames(optimizer, made_->names).error;
+    if (!error.empty()) ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error));
+    return;
+  }
+  Make(optimizer, made_->names);
 }
 
 GradientReducer::GradientReducer(NamedTensors parameters,
@@ -43,16 +51,31 @@ GradientReducer::~GradientReducer() = default;
 
 GradientReducer::Impl& GradientReducer::impl() const {
   if (impl_) return *impl_;
+  if (made_ && IsDeferred()) {
+    ThrowStatus(core::Status(core::StatusCode::kNotInitialized,
+                             "in an elastic job an optimizer is set up when elastic::run() begins: "
+                             "make it part of the state, as in State().optimizer(optimizer), and "
+                             "use it in the function that run() calls"));
+  }
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "the optimizer is empty: it was moved from, or could not be made again "
+                           "the optimizer is empty: it was moved from, was made before "
+                           "elastic::run() and is no part of its state, or could not be made again "
                            "when the job was joined again"));
 }
 
 void GradientReducer::Renew(const torch::optim::Optimizer& optimizer) {
+  if (!made_) impl();
+  // A rank that comes later has those parameters as well that the program has added before run().
+  NamedTensors names = made_->names;
+  NameAdded(optimizer, &names);
+  Make(optimizer, names);
+}
+
+void GradientReducer::Make(const torch::optim::Optimizer& optimizer, const NamedTensors& names) {
   Leave();
   const Shard shard = ShardOfJob(made_->options.shard());
   auto impl =
-      std::make_shared<Impl>(made_->names, DistributedOptimizerOptions(made_->options).shard(shard),
+      std::make_shared<Impl>(names, DistributedOptimizerOptions(made_->options).shard(shard),
                              &optimizer, CurrentSession());
   impl->Scan(optimizer);
   impl_ = std::move(impl);

@@ -4,6 +4,7 @@
 
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "core/base/text.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -53,6 +54,26 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
     }
   }
   return named;
+}
+
+void NameAdded(const torch::optim::Optimizer& optimizer, NamedTensors* names) {
+  std::unordered_set<const void*> known;
+  std::unordered_set<std::string> taken;
+  for (const auto& [name, tensor] : *names) {
+    known.insert(tensor.unsafeGetTensorImpl());
+    taken.insert(name);
+  }
+  int number = 1;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      std::string name;
+      do {
+        name = "added parameter " + std::to_string(number++);
+      } while (taken.contains(name));
+      names->emplace_back(std::move(name), parameter);
+    }
+  }
 }
 
 std::vector<std::string> DescribeAll(const NamedParameters& named) {

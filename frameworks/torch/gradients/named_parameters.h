@@ -22,6 +22,9 @@ struct NamedParameters {
 NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
                            const NamedTensors& named_tensors);
 
+// Names those that nobody has named "added parameter 1", …, by their order in the optimizer.
+void NameAdded(const torch::optim::Optimizer& optimizer, NamedTensors* names);
+
 // `"fc.weight" float32 [3, 4]` and so on, for comparing them between ranks.
 std::vector<std::string> DescribeAll(const NamedParameters& named);
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
 namespace sirtaki::tests {
@@ -65,8 +66,8 @@ std::vector<int> TrainWithFailure(SmallNet& net, const Fail& fail) {
   return begun;
 }
 
-void ExpectTrainedAsAlone(const SmallNet& net) {
-  EXPECT_LT(Distance(net.parameters(), TrainAlone(&MomentumSgd, kElasticSteps, size())), 1e-12);
+void ExpectTrainedAsAlone(const SmallNet& net, int steps = kElasticSteps) {
+  EXPECT_LT(Distance(net.parameters(), TrainAlone(&MomentumSgd, steps, size())), 1e-12);
   check_parameters(net);
 }
 
@@ -167,6 +168,114 @@ TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
   EXPECT_EQ(calls, 2);
   EXPECT_EQ(changes, 2);
   check_parameters(net);
+}
+
+TEST_F(ElasticRunTest, LetsGoTheGradientsOfAStepThatWasNotMade) {
+  constexpr int kSteps = 2;
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  auto wrapped = DistributedDataParallel(std::make_shared<SmallNet>());
+  SGD plain = MomentumSgd(wrapped.parameters());
+  int step = 0;
+  int calls = 0;
+  State state = State()
+                    .model(net)
+                    .optimizer(optimizer)
+                    .model(wrapped, "wrapped")
+                    .optimizer(plain, "plain")
+                    .value("step", step);
+  elastic::run(state, [&] {
+    ++calls;
+    while (step < kSteps) {
+      const Batch batch = BatchOfRank(step, rank());
+      Loss(net, batch).backward();
+      torch::mse_loss(wrapped.forward(batch.x), batch.y).backward();
+      if (step == 1 && calls == 1) throw Error(ErrorCode::Backend, "on purpose");
+      optimizer.step();
+      optimizer.zero_grad();
+      plain.step();
+      plain.zero_grad();
+      ++step;
+      state.commit();
+    }
+  });
+  EXPECT_EQ(calls, 2);
+  ExpectTrainedAsAlone(net, kSteps);
+  ExpectTrainedAsAlone(*wrapped.module(), kSteps);
+}
+
+TEST_F(ElasticRunTest, WithinAnotherOneIsRefused) {
+  SmallNet net;
+  State state = State().model(net);
+  int calls = 0;
+  elastic::run(state, [&] {
+    if (++calls == 1) throw HostsUpdated();
+    State inner = State().model(net);
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { elastic::run(inner, [] {}); }),
+                HasSubstr("within another run()"));
+  });
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(elastic::run(state, [] { return 3; }), 3);  // one after the other they may be
+}
+
+TEST_F(ElasticRunTest, MakesParametersAgainThatWereAdded) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  std::vector<torch::Tensor> added;
+  const auto add = [&] {
+    added.push_back(torch::zeros({2}, torch::kDouble).requires_grad_());
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({added.back()}));
+  };
+  add();
+  optimizer.zero_grad();
+  add();
+  int calls = 0;
+  State state = State().model(net).optimizer(optimizer);
+  elastic::run(state, [&] {
+    ++calls;
+    if (calls == 2) add();
+    optimizer.zero_grad();
+    auto loss = Loss(net, BatchOfRank(0, rank()));
+    for (const auto& parameter : added) loss = loss + (rank() + 1.0) * parameter.sum();
+    loss.backward();
+    for (const auto& parameter : added) {
+      EXPECT_EQ(parameter.grad()[0].item<double>(), (size() + 1) / 2.0);
+    }
+    optimizer.step();
+    if (calls < 3) throw HostsUpdated();
+  });
+  EXPECT_EQ(calls, 3);
+  check_parameters(net);
+}
+
+struct NetAround : torch::nn::Module {
+  std::shared_ptr<DistributedDataParallel<SmallNet>> inner = register_module(
+      "inner", std::make_shared<DistributedDataParallel<SmallNet>>(std::make_shared<SmallNet>()));
+};
+
+TEST_F(ElasticRunTest, MakesADataParallelModuleAgainThatIsInAnotherOne) {
+  NetAround net;
+  SGD plain = MomentumSgd(net.parameters());
+  State state = State().model(net).optimizer(plain);
+  int calls = 0;
+  elastic::run(state, [&] {
+    const Batch batch = BatchOfRank(calls, rank());
+    plain.zero_grad();
+    torch::mse_loss(net.inner->forward(batch.x), batch.y).backward();
+    plain.step();
+    if (++calls < 3) throw HostsUpdated();
+  });
+  ExpectTrainedAsAlone(*net.inner->module(), calls);
+}
+
+TEST_F(ElasticRunTest, AnOptimizerThatWasMovedFromIsNamed) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  State state = State().model(net).optimizer(optimizer);
+  const auto taken = std::move(optimizer);
+  EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                      [&] { elastic::run(state, [] { throw HostsUpdated(); }); }),
+              HasSubstr("it was moved from"));
 }
 
 // Two optimizers of the same parameters, and a module that averages: none leaves hooks behind.

@@ -1,6 +1,7 @@
 // These calls are what elastic training asks of the job. Programs use sirtaki/elastic.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "sirtaki/export.h"
@@ -13,5 +14,27 @@ SIRTAKI_API void TellElasticState();  // this rank has the state that all train 
 // Why the ranks are to leave the generation between two steps; empty: they are not. This rank may know it
 // before others.
 SIRTAKI_API std::string ElasticChange();
+// Says whether optimizers and modules that are made now are set up when elastic::run() begins. Ranks that
+// come later would be alone with what they agree on before.
+SIRTAKI_API bool IsDeferred();
+
+// An ElasticRun lives as long as one elastic::run(), in its thread. The constructor throws InvalidArgument
+// within another run(), and in an elastic job after another one.
+class SIRTAKI_API ElasticRun {
+ public:
+  ElasticRun();
+  ~ElasticRun();
+  ElasticRun(const ElasticRun&) = delete;
+  ElasticRun& operator=(const ElasticRun&) = delete;
+
+  // Notes an error of the job, after so many commits. False: there were too many that no commit and no
+  // change of the ranks has parted, and the last one is the caller's. `peer_lost`: so it is said to be.
+  bool GoesOnAfterError(bool peer_lost, std::int64_t commits);
+
+ private:
+  int failures_ = 0;
+  std::int64_t commits_ = -1;  // when it failed last
+  int generation_ = 0;
+};
 
 }  // namespace sirtaki::detail

@@ -66,7 +66,8 @@ class SIRTAKI_API Scope {
 class SIRTAKI_API GradientReducer {
  public:
   // Compares parameters and options with those of the other ranks (collective), then attaches the
-  // hooks. Every rank throws if any rank's do not fit.
+  // hooks. Every rank throws if any rank's do not fit. In an elastic job, before run(), that is left to
+  // Renew().
   GradientReducer(const torch::optim::Optimizer& optimizer, NamedTensors named_parameters,
                   const DistributedOptimizerOptions& options);
   // Does the same for parameters without an optimizer: gradients are averaged when backward()
@@ -78,7 +79,8 @@ class SIRTAKI_API GradientReducer {
 
   // The job that it was made in is over. Leave() drops what belongs to it; Renew() makes that again
   // in the job that there is now, with the names and options that it was made with, as the
-  // constructor does. All optimizers leave before the first is renewed: a node of autograd that
+  // constructor does; parameters that the optimizer has got since are "added parameter 1", …. All
+  // optimizers leave before the first is renewed: a node of autograd that
   // several of them have would keep dead hooks otherwise. Until then it can only be saved and loaded.
   void Leave();
   void Renew(const torch::optim::Optimizer& optimizer);
@@ -137,6 +139,7 @@ class SIRTAKI_API GradientReducer {
   class Impl;
   struct Made;
   Impl& impl() const;  // throws if moved from
+  void Make(const torch::optim::Optimizer& optimizer, const NamedTensors& names);
   std::shared_ptr<const Made> made_;
   std::shared_ptr<Impl> impl_;
 };

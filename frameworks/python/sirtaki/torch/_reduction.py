@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
-from typing import Any, Callable, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, TypeVar
 
 import torch
 
@@ -31,10 +32,25 @@ class Settings:
         **rest: Any,
     ) -> None:
         self.named = named
+        self._added: Named = []
         self.compression = compression
         self.process_set = process_set
         self.hook = hook
         self.rest = rest
+
+    @property
+    def all_named(self) -> Named:
+        return [*self.named, *self._added]
+
+    def name_added(self, groups: List[Dict[str, Any]]) -> Named:
+        """Names parameters that have no name by their order in the optimizer, as the library names those that it has got
+        since: on a rank that has just come they were all added before. Returns them."""
+        known = {id(tensor) for _, tensor in self.named}
+        taken = {name for name, _ in self.named}
+        added = dict.fromkeys(tensor for group in groups for tensor in group["params"] if id(tensor) not in known)
+        free = (name for name in map("added parameter {}".format, itertools.count(1)) if name not in taken)
+        self._added = list(zip(free, added))
+        return self._added
 
     def agreed(self) -> _C.ReducerSettings:
         """Collective: what is wrong with them on one rank is told to all."""
@@ -77,7 +93,7 @@ class Settings:
             hook = compressing_hook(self.compression, self.process_set, rest["op"], rest["predivide"])
             rest.update(op=Average, predivide=1.0)
         return _C.ReducerSettings(
-            named=self.named,
+            named=self.all_named,
             compression=built_in or 0,
             process_set=_impl_of(self.process_set),
             hook=None if hook is None else self._weakly(c_hook(hook)),
@@ -96,13 +112,6 @@ class Settings:
             return settings._called(bucket)
 
         return call
-
-
-class Deferral:
-    """In an elastic job nothing is agreed on before elastic.run() begins: ranks that come later would be alone with it. What
-    was made until then is set up by run(), on all ranks."""
-
-    is_in_force = _C.is_elastic
 
 
 Reducer = TypeVar("Reducer")

@@ -12,7 +12,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError,
 from sirtaki.torch._consolidated import consolidated
 from sirtaki.torch._hooks import BucketHook
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import SHARDS, Deferral, Named, Settings, without_garbage
+from sirtaki.torch._reduction import SHARDS, Named, Settings, without_garbage
 from sirtaki.torch._shards import Shards, by_element, check_run, check_steps, is_cut, new_run
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed
@@ -63,7 +63,7 @@ class _Gone:
     """In the reducer's place while it is made, and after that has failed: nothing is to be done without it."""
 
     def __getattr__(self, name: str) -> Any:
-        if Deferral.is_in_force:
+        if _C.is_deferred():
             raise NotInitializedError(
                 "in an elastic job an optimizer is set up when elastic.run() begins: make it part of the state, as in "
                 "elastic.TorchState(optimizer=optimizer), and use it in the function that run() calls"
@@ -111,7 +111,7 @@ class _DistributedOptimizer:
     @property
     def _parameter_names(self) -> Dict[torch.Tensor, str]:
         """Horovod's name for them, which scripts read."""
-        return {parameter: name for name, parameter in self._sirtaki_settings.named}
+        return {parameter: name for name, parameter in self._sirtaki_settings.all_named}
 
     def __reduce__(self) -> Any:
         # A copy has no part in the reductions of this one: it is the optimizer that this was made of, with its state.
@@ -127,6 +127,7 @@ class _DistributedOptimizer:
     def _sirtaki_rebuild(self) -> None:
         """Makes the reduction again: with other settings, or after another init(). Collective."""
         self._sirtaki_reducer = _Gone()  # the hooks of the one before go first
+        self._sirtaki_settings.name_added(self.param_groups)
         self._sirtaki_make(self._sirtaki_settings.agreed())
 
     def _sirtaki_make(self, settings: _C.ReducerSettings) -> None:
@@ -277,6 +278,9 @@ class _DistributedOptimizer:
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets the number of passes. Collective: all ranks call it alike, with no gradients under way, nor kept in shards for
         the next step."""
+        if _C.is_deferred():
+            self._sirtaki_settings.rest["passes"] = passes
+            return
         agreed(self._sirtaki_check_no_shards, self.process_set)
         before = self._sirtaki_settings.rest["passes"]
         self._sirtaki_settings.rest["passes"] = passes
@@ -430,8 +434,12 @@ def DistributedOptimizer(
         settings = settings_of_arguments()
         return settings, settings.checked()
 
-    is_deferred = Deferral.is_in_force
+    is_deferred = _C.is_deferred()
     settings, for_reducer = settings_for_reducer() if is_deferred else agreed(settings_for_reducer, process_set)
+    if is_deferred and settings.name_added(optimizer.param_groups):
+        raise InvalidArgumentError(
+            "a parameter of the optimizer has no name in named_parameters: add it there, or leave named_parameters out"
+        )
     base = type(optimizer)
     made: Any = type(base.__name__, (_DistributedOptimizer, base), {"__doc__": base.__doc__, "__module__": base.__module__})
     wrapped = made.__new__(made)

@@ -12,7 +12,7 @@ import torch
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, UnsupportedError
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import Deferral, Settings, without_garbage
+from sirtaki.torch._reduction import Settings, without_garbage
 from sirtaki.torch._structures import moved, tensors_of
 from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, allgather_object
@@ -97,7 +97,7 @@ class DistributedDataParallel(torch.nn.Module):
                 raise ValueError(f"device_ids is {device_ids}; give one device or none: a rank has one")
             return torch.device(device_ids[0]) if device_ids else None
 
-        is_deferred = Deferral.is_in_force
+        is_deferred = _C.is_deferred()
         self._device = device_of_arguments() if is_deferred else agreed(device_of_arguments, process_set)
         self.module = module
         self._init_sync = init_sync
@@ -137,7 +137,9 @@ class DistributedDataParallel(torch.nn.Module):
         return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction, and again after another init(). Collective."""
+        """Makes the reduction, and again after another init(). A copy has none. Collective."""
+        if self._settings is None:
+            return
         mine = (self._broadcasts_buffers, self._init_sync)
         of_ranks = allgather_object(mine, "sirtaki/DistributedDataParallel", self._process_set)
         if any(other != of_ranks[0] for other in of_ranks):

@@ -8,16 +8,11 @@ from typing import Any, Callable, TypeVar
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
-from sirtaki.torch._reduction import Deferral
 from sirtaki.torch.session import _init_again
 
 from .state import State
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-# So many errors in a row without a commit between them, and the last one is the caller's: what fails every time would
-# otherwise fail for ever.
-_MOST_FAILURES = 3
 
 # An error within backward() comes through autograd, which keeps its text alone: how core/base/status.cc begins those of a job.
 _OF_THE_JOB = re.compile(r"(peer lost|timed out|aborted|backend failure|protocol error|shut down): ")
@@ -36,6 +31,10 @@ def _ends_the_job(error: RuntimeError) -> bool:
     return type(error) is RuntimeError and _OF_THE_JOB.match(str(error)) is not None
 
 
+def _peer_was_lost(error: RuntimeError) -> bool:
+    return isinstance(error, hvd.PeerLostError) or str(error).startswith("peer lost: ")
+
+
 def reset() -> None:
     """Leaves the job and joins it again, with the arguments that init() had. Collective: it ends what the others still
     wait for."""
@@ -47,48 +46,56 @@ def run(func: Function) -> Function:
     """Decorates `func(state, ...)` so that it goes on after an error. Before the call, state.sync() gives all ranks
     what rank 0 has. Collective.
 
-    When `func` raises HorovodInternalError, on one rank or on all, every rank goes back to its last commit
-    (state.restore()), joins the job again, calls the state's reset callbacks and then `func` again. After
+    When `func` raises HorovodInternalError, on one rank or on all, every rank joins the job again, goes back to its
+    last commit (state.restore()), calls the state's reset callbacks and then `func` again. After
     HostsUpdatedInterrupt it does the same, but restores nothing. Every other exception goes to the caller,
-    MismatchError among them, and so does the error that comes three times without a commit in between.
+    MismatchError among them, and so does the error that comes three times, in an elastic job ten times, without a
+    commit or the loss of a rank in between.
+
+    In an elastic job it is called once: a rank that comes later would begin with the first training. Within itself it
+    raises InvalidArgumentError.
     """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        failures = 0
-        commits = state.commits
-        skip_sync = False
-        must_reset = False
-        must_make = _C.is_elastic
-        Deferral.is_in_force = False
-        while True:
-            try:
-                if must_reset:
-                    reset()
-                    must_reset = False
-                    state.on_reset()
-                elif must_make:
-                    state.reset()
-                must_make = False
-                if not skip_sync:
-                    state.sync()
-                if _C.is_elastic:
-                    _C.elastic_tell_state()
-                return func(state, *args, **kwargs)
-            except hvd.HostsUpdatedInterrupt as interrupt:
-                # A rank that has come has nothing yet.
-                skip_sync = interrupt.skip_sync and not _C.is_elastic
-            except RuntimeError as error:
-                if not _ends_the_job(error):
-                    raise
-                failures = 1 if state.commits != commits else failures + 1
-                commits = state.commits
-                # In an elastic job other ranks' ends are no failures of the program.
-                if failures >= _MOST_FAILURES and not _C.is_elastic:
-                    raise
-                if hvd.is_initialized():  # else it was lost while it joined, and has restored before
-                    state.restore()
-                skip_sync = False
-            must_reset = True
+        attempts = _C.ElasticRun()
+        try:
+            return _train(attempts, state, lambda: func(state, *args, **kwargs))
+        finally:
+            attempts.close()
 
     return wrapper  # type: ignore[return-value]
+
+
+def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> Any:
+    skip_sync = False
+    must_reset = False
+    must_restore = False
+    must_make = _C.is_elastic  # what was made before
+    while True:
+        try:
+            if must_reset:
+                reset()
+            if must_restore:  # only now nothing of the job before writes to it any more
+                state.restore()
+                must_restore = False
+            if must_reset:
+                must_reset = False
+                state.on_reset()
+            elif must_make:
+                state.reset()
+            must_make = False
+            if not skip_sync:
+                state.sync()
+            if _C.is_elastic:
+                _C.elastic_tell_state()
+            return train()
+        except hvd.HostsUpdatedInterrupt as interrupt:
+            # A rank that has come has nothing yet.
+            skip_sync = interrupt.skip_sync and not _C.is_elastic
+        except RuntimeError as error:
+            if not _ends_the_job(error) or not attempts.goes_on_after_error(_peer_was_lost(error), state.commits):
+                raise
+            must_restore = True
+            skip_sync = False
+        must_reset = True
