@@ -307,6 +307,7 @@ void train_elastic(Run& run) {
       make_scheduler(run);
       run.scheduler->go_to((run.epoch + 1) * run.plan.steps - left);
       const double loss = train_epoch(run, progress, [&](std::int64_t step) {
+        state.step();
         if (step % kStepsOfCommit == 0) state.commit();
       });
       finish_epoch(run, loss, progress);

@@ -76,6 +76,7 @@ void BindSession(py::module_& module) {
   module.def("elastic_generation", &detail::ElasticGeneration, WithoutGil());
   module.def("elastic_tell_state", &detail::TellElasticState, WithoutGil());
   module.def("elastic_change", &detail::ElasticChange, WithoutGil());
+  module.def("check_job", &detail::CheckJob, WithoutGil());
   module.def("is_deferred", &detail::IsDeferred, WithoutGil());
   py::class_<ElasticRun>(module, "ElasticRun")
       .def(py::init<>())

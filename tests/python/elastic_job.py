@@ -159,12 +159,12 @@ def fails(start):
     job.wait_for(r"on purpose")
 
 
-def many_faults(start):
+def many_faults(start, mode=""):
     """Workers are killed and stopped at random, also while others join: no hang, and the same parameters everywhere."""
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
     choose = random.Random(seed)
-    job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1")
+    job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1", mode=mode)
     at, _ = job.wait_for(r"generation 1 has begun")
     for _ in range(FAULTS):
         at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
@@ -179,7 +179,13 @@ def many_faults(start):
     job.check_equal(4)
 
 
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, many_faults]
+def many_faults_between_commits(start):
+    """The same, where the training goes back to the last step and commits seldom."""
+    many_faults(start, mode="steps")
+
+
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, many_faults,
+         many_faults_between_commits]
 
 
 def main(sirtakirun, program, *names):

@@ -13,6 +13,7 @@ import sirtaki.torch as hvd
 SAMPLES = 60
 BATCH = 2
 MOST_RANKS = 4
+STEPS_OF_COMMIT = 10  # where step() is called after each
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
 
@@ -25,7 +26,8 @@ def digest(model):
 
 
 def main(enough, mode=""):
-    """The mode "lost before run": a rank is lost when the others have made what run() sets up; "fails": every time."""
+    """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
+    step() is called in the place of most commits."""
     say("pid", os.getpid())
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
@@ -52,14 +54,18 @@ def main(enough, mode=""):
             state.dealt += 1
             for at in range(0, len(indices), BATCH):
                 ours = indices[at:at + BATCH]
+                trained = sum(hvd.allgather_object(ours), [])
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours]).backward()
                 optimizer.step()
                 sampler.record_batch(at // BATCH, len(ours))
-                state.trained = state.trained + sum(hvd.allgather_object(ours), [])
+                state.trained = state.trained + trained
                 state.steps += 1
                 time.sleep(PAUSE)
-                state.commit()
+                if mode == "steps":
+                    state.step()
+                if mode != "steps" or state.steps % STEPS_OF_COMMIT == 0:
+                    state.commit()
             check(state.trained, state.dealt)
             state.epoch += 1
             state.trained = []

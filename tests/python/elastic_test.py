@@ -221,6 +221,77 @@ def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
         support.assert_close(found, wanted, 1e-5)
 
 
+@pytest.mark.parametrize("who", ["all", "last", "first"])
+@pytest.mark.parametrize("when", ["before it", "within it"])
+def test_run_goes_back_to_the_last_step(rank, size, who, when):
+    """All state is that of a rank that is farthest, and that no optimizer's step has changed since."""
+    model, optimizer = training(0)
+    norm = torch.nn.BatchNorm1d(4, affine=False)  # counts what it has seen
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    state = hvd.elastic.TorchState(model=model, norm=norm, optimizer=optimizer, scheduler=scheduler, at=0, begun=[])
+    calls = []
+    fails = {"all": True, "last": rank == size - 1, "first": rank == 0}[who]
+
+    def pass_by(place):
+        if fails and place == when and state.at == 3 and len(calls) == 1:
+            raise hvd.HorovodInternalError("on purpose")
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        while state.at < 6:
+            state.begun.append(state.at)
+            optimizer.zero_grad()
+            batch = support.batches(rank, 6)[state.at]
+            norm(batch[0])
+            loss = support.loss_of(model, batch)
+            pass_by("before it")
+            loss.backward()
+            optimizer.step()
+            pass_by("within it")
+            scheduler.step()
+            state.at += 1
+            state.step()
+            if state.at == 2:
+                state.commit()
+
+    train(state)
+    if when == "before it":
+        again = 3
+    else:  # whoever was within it has no such state; the others were farther
+        again = 2 if who == "all" or size == 1 else 4
+    assert calls == [0, again]
+    assert state.begun == list(range(6)) and scheduler.last_epoch == 6
+    assert norm.num_batches_tracked == 6
+    support.assert_same_everywhere(hvd, model.parameters())
+    alone = support.net(seed=0)
+    one = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(one, 2, gamma=0.5)
+    for batch in support.joined(size, 6):
+        one_step(alone, one, batch)
+        schedule.step()
+    for found, wanted in zip(model.parameters(), alone.parameters()):
+        support.assert_close(found, wanted, 1e-5)
+
+
+def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):
+    model, optimizer = training(0)
+    other = torch.nn.Linear(2, 2)  # in no optimizer of the state
+    state = hvd.elastic.TorchState(model=model, other=other, optimizer=optimizer, at=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        state.at += 1
+        state.step()
+        if len(calls) == 1:
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [0, 0]
+
+
 def test_run_lets_go_the_gradients_of_a_step_that_was_not_made(rank, size):
     model, optimizer = training(0)
     wrapped = hvd.DistributedDataParallel(support.net(seed=0))

@@ -24,6 +24,7 @@ constexpr std::size_t kBatch = 2;
 constexpr auto kPause =
     std::chrono::milliseconds(10);  // between steps: some are left when a change comes
 constexpr std::int64_t kMostRanks = 4;
+constexpr std::int64_t kStepsOfCommit = 10;  // where step() is called after each
 
 struct Net : torch::nn::Module {
   Net() {
@@ -97,15 +98,16 @@ void train(const std::string& enough, const std::string& mode) {
       ++dealt;
       while (const auto batch = sampler.next(kBatch)) {
         const auto ours = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
+        const auto all = sirtaki::allgather(ours);
         optimizer.zero_grad();
         torch::mse_loss(net.forward(inputs.index_select(0, ours)), targets.index_select(0, ours))
             .backward();
         optimizer.step();
-        const auto all = sirtaki::allgather(ours);
         trained.index_add_(0, all, torch::ones_like(all));
         ++steps;
         std::this_thread::sleep_for(kPause);
-        state.commit();
+        if (mode == "steps") state.step();
+        if (mode != "steps" || steps % kStepsOfCommit == 0) state.commit();
       }
       check(trained, dealt);
       ++epoch;

@@ -35,8 +35,7 @@ class SIRTAKI_API ModuleSynchronizer {
 
   void BeforeForward();
   Scope NoSync();
-  // The job is over, and another one was joined: see GradientReducer. Renew() broadcasts the module as
-  // the constructor does.
+  // The job is over, and another one was joined: see GradientReducer. Renew() broadcasts nothing.
   void Leave();
   void Renew();
   const DistributedDataParallelOptions& options() const { return options_; }

@@ -119,6 +119,15 @@ class SIRTAKI_API State {
   // rank() and size() may be others then. Functions are called in the order in which they were given.
   State& on_change(std::function<void()> callback);
 
+  // Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the
+  // last step() of a rank that is left, where that came after the last commit(). It keeps a copy of
+  // everything but parameters and optimizers' state, which lie there unchanged until the next step of
+  // an optimizer; ranks that have begun that take the state of one that has not, or has called step()
+  // again. So it costs little where values and buffers are small. Where the state has an optimizer that
+  // is no DistributedOptimizer, or models with parameters of none, it does nothing, and run() goes back
+  // to the last commit(). All ranks call it alike; not collective.
+  void step();
+
   // Copies all parts in memory, for restore() to bring them back, then calls check_changes(). What was
   // trained since the last commit() is lost with a rank. After a fault of the job it throws that, and
   // the copy of before stays. Collective in an elastic job.
@@ -178,9 +187,9 @@ namespace elastic {
 //
 // Where `train` throws an Error that ends the job (PeerLost, TimedOut, Aborted, Backend, Protocol or
 // ShutDown), all ranks join the job again with the options of the last init(), and go back to what was
-// committed last (State::restore()). After HostsUpdated they do the same without going back. Then they
-// make optimizers and modules of the state again, call its on_change() functions, get the state of
-// rank 0, and call `train` again. Every other exception is the caller's. So is an error that comes
+// committed last (State::restore()), or to the last State::step(). After HostsUpdated they do the same
+// without going back. Then they make optimizers and modules of the state again, call its on_change()
+// functions, get the state of the lowest rank that is farthest, and call `train` again. Every other exception is the caller's. So is an error that comes
 // three times, in an elastic job ten times, without a commit or the loss of a rank in between; and
 // outside of an elastic job, where lost ranks do not come back, that of a rank that has ended.
 //

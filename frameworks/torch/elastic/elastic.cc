@@ -7,7 +7,9 @@
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,7 @@ void AwaitCopy(const at::Tensor& copy) {
 namespace sirtaki::elastic {
 namespace {
 
+using detail::ElasticCopy;
 using detail::ElasticPart;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
@@ -50,12 +53,10 @@ using torch::serialize::OutputArchive;
 using Save = std::function<void(OutputArchive&)>;
 using Load = std::function<void(InputArchive&)>;
 
-ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
-                          const Load& load) {
-  ElasticPart part;
-  part.name = detail::ElasticName(kind, name);
+ElasticCopy CopyOfArchive(const Save& save, const Load& load) {
   const auto kept = std::make_shared<std::string>();
-  part.save = [save, kept] {
+  ElasticCopy copy;
+  copy.save = [save, kept] {
     OutputArchive archive;
     save(archive);
     std::string bytes;
@@ -65,12 +66,21 @@ ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save&
     });
     return detail::ElasticKeep(kept, std::move(bytes));
   };
-  part.restore = [load, kept] {
+  copy.restore = [load, kept] {
     InputArchive archive;
     archive.load_from(kept->data(), kept->size(), c10::kCPU);
     load(archive);
   };
-  part.sync = [save, load, key = detail::ElasticKey(part)] {
+  return copy;
+}
+
+ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
+                          const Load& load) {
+  ElasticPart part;
+  part.name = detail::ElasticName(kind, name);
+  part.commit = CopyOfArchive(save, load);
+  part.step = CopyOfArchive(save, load);
+  part.sync = [save, load, key = detail::ElasticKey(part)](int root) {
     detail::BroadcastSaved(
         [&save](const detail::WriteBytes& write) {
           OutputArchive archive;
@@ -82,7 +92,7 @@ ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save&
           archive.load_from(read, size, c10::kCPU);
           load(archive);
         },
-        0, key, {});
+        root, key, {});
   };
   return part;
 }
@@ -126,36 +136,67 @@ void CheckMayChange(const std::string& name, const DistributedOptimizerOptions& 
 
 using NamedCopies = std::vector<std::pair<std::string, at::Tensor>>;
 
-NamedCopies TensorsOf(const torch::nn::Module& module) {
+NamedCopies TensorsOf(const torch::nn::Module& module, bool with_parameters) {
   NamedCopies tensors;
   const auto take = [&tensors](const auto& named) {
     for (const auto& item : named) {
       if (item.value().defined()) tensors.emplace_back(item.key(), item.value());
     }
   };
-  take(module.named_parameters());
+  if (with_parameters) take(module.named_parameters());
   take(module.named_buffers());
   return tensors;
 }
 
-NamedCopies CopyOf(const torch::nn::Module& module) {
+NamedCopies CopiesOf(const torch::nn::Module& module, bool with_parameters) {
   const at::NoGradGuard no_grad;
-  NamedCopies copies = TensorsOf(module);
+  NamedCopies copies = TensorsOf(module, with_parameters);
   for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
   if (!copies.empty()) detail::AwaitCopy(copies.back().second);
   return copies;
 }
 
-void RestoreModule(const torch::nn::Module& module, const NamedCopies& kept,
-                   const std::string& name) {
+void RestoreModule(const NamedCopies& now, const NamedCopies& kept, const std::string& name) {
   const at::NoGradGuard no_grad;
-  const NamedCopies now = TensorsOf(module);
   const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
   if (!std::equal(now.begin(), now.end(), kept.begin(), kept.end(), same_name)) {
     Refuse(core::StatusCode::kInvalidArgument,
            "the " + name + " has got or lost parameters or buffers since the last commit()");
   }
   for (std::size_t i = 0; i < now.size(); ++i) now[i].second.detach().copy_(kept[i].second);
+}
+
+ElasticCopy CopyOfModule(torch::nn::Module& module, const std::string& title,
+                         bool with_parameters) {
+  const auto kept = std::make_shared<NamedCopies>();
+  return {
+      [&module, kept, with_parameters] {
+        return detail::ElasticKeep(kept, CopiesOf(module, with_parameters));
+      },
+      [&module, kept, with_parameters, title] {
+        RestoreModule(TensorsOf(module, with_parameters), *kept, title);
+      },
+  };
+}
+
+ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
+  using Options = std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>;
+  const auto kept = std::make_shared<Options>();
+  ElasticCopy copy;
+  copy.save = [&optimizer, kept] {
+    Options options;
+    for (const auto& group : optimizer.param_groups()) {
+      options.push_back(group.has_options() ? group.options().clone() : nullptr);
+    }
+    return detail::ElasticKeep(kept, std::move(options));
+  };
+  copy.restore = [&optimizer, kept] {
+    auto& groups = optimizer.param_groups();
+    for (std::size_t i = 0; i < groups.size() && i < kept->size(); ++i) {
+      if ((*kept)[i]) groups[i].set_options((*kept)[i]->clone());
+    }
+  };
+  return copy;
 }
 
 // The module itself may be one, and some in it.
@@ -174,28 +215,110 @@ std::vector<detail::ModuleSynchronizer*> SynchronizersIn(torch::nn::Module& modu
 
 struct State::Impl {
   using Keep = std::vector<std::function<void()>>;
-  Keep Copy() const {
+  Keep Copy(ElasticCopy ElasticPart::*which) const {
     Keep keep;
-    for (const ElasticPart& part : parts) keep.push_back(part.save());
+    for (const ElasticPart& part : parts) keep.push_back((part.*which).save());
     return keep;
   }
-  void Replace(const Keep& keep) {
+  static void Replace(const Keep& keep) {
     for (const auto& one : keep) one();
-    has_copy = true;
+  }
+  void Restore(ElasticCopy ElasticPart::*which) const {
+    for (const ElasticPart& part : parts) (part.*which).restore();
   }
   // After a fault a GPU may have what a collective has left that was broken off. That is known when
   // all is copied, and the last copy stays.
-  void Save() {
-    const Keep keep = Copy();
+  void Commit(std::int64_t at) {
+    const Keep keep = Copy(&ElasticPart::commit);
+    detail::ThrowIfError(detail::CurrentSession()->Check());
+    NoteCommit(keep, at);
+  }
+  void NoteCommit(const Keep& keep, std::int64_t at) {
+    Replace(keep);
+    has_copy = true;
+    place = committed_at = at;
+    stepped_at = -1;
+  }
+  void KeepStep() {
+    // What a step has launched may be broken off as well.
+    for (const auto* const optimizer : optimizers) {
+      for (const auto& group : optimizer->param_groups()) {
+        if (!group.params().empty()) detail::AwaitCopy(group.params().back().detach());
+      }
+    }
+    const Keep keep = Copy(&ElasticPart::step);
     detail::ThrowIfError(detail::CurrentSession()->Check());
     Replace(keep);
+    stepped_at = ++place;
+    begun = StepsBegun();
+  }
+  void RestoreCommit() {
+    Restore(&ElasticPart::commit);
+    place = committed_at;
+    stepped_at = -1;
+    is_receiving = false;
+  }
+  // To the last step() where parameters are still those, else to the last commit().
+  void GoBack() {
+    if (stepped_at < 0 || is_receiving || begun != StepsBegun()) return RestoreCommit();
+    Restore(&ElasticPart::step);
+    place = stepped_at;
+  }
+  void Sync(bool from_newest);
+
+  std::int64_t StepsBegun() const {
+    std::int64_t steps = 0;
+    for (auto* const optimizer : optimizers) steps += detail::ReducerOf(*optimizer)->steps_begun();
+    return steps;
+  }
+  // Whether all parameters are those of optimizers that tell when they make a step.
+  bool KnowsSteps() const {
+    std::unordered_set<const void*> known;
+    for (auto* const optimizer : optimizers) {
+      if (detail::ReducerOf(*optimizer) == nullptr) return false;
+      for (const auto& group : optimizer->param_groups()) {
+        for (const at::Tensor& parameter : group.params()) {
+          known.insert(parameter.unsafeGetTensorImpl());
+        }
+      }
+    }
+    const auto is_known = [&known](const at::Tensor& parameter) {
+      return !parameter.requires_grad() || known.contains(parameter.unsafeGetTensorImpl());
+    };
+    return std::ranges::all_of(models, [&is_known](const torch::nn::Module* model) {
+      return std::ranges::all_of(model->parameters(), is_known);
+    });
   }
 
   std::vector<ElasticPart> parts;
+  std::vector<torch::nn::Module*> models;
+  std::vector<torch::optim::Optimizer*> optimizers;
   std::vector<std::function<void()>> callbacks;
   std::int64_t commits = 0;
   bool has_copy = false;
+  std::int64_t place = 0;  // calls of step() and commit() that the state has come through
+  std::int64_t committed_at = 0;
+  std::int64_t stepped_at = -1;  // -1: there was no step() since the commit()
+  std::int64_t begun = 0;        // steps of optimizers before that
+  bool is_receiving = false;     // parts of another rank's state, and has not got all
 };
+
+void State::Impl::Sync(bool from_newest) {
+  const auto session = detail::CurrentSession();
+  detail::ThrowIfError(session->Check());
+  std::vector<std::string> lines;
+  for (const ElasticPart& part : parts) lines.push_back(part.name + part.type);
+  detail::AgreeOnList("elastic::State", lines, "", session);
+  const at::Tensor places =
+      allgather(at::full({1}, place, at::kLong), AllgatherOptions().name("sirtaki/elastic place"));
+  const auto* const begin = places.const_data_ptr<std::int64_t>();
+  const auto root = from_newest ? std::max_element(begin, begin + places.numel()) - begin : 0;
+  is_receiving = rank() != root;
+  for (const ElasticPart& part : parts) part.sync(static_cast<int>(root));
+  Commit(begin[root]);
+  is_receiving = false;
+  if (elastic::is_elastic()) detail::TellElasticState();
+}
 
 bool is_elastic() { return detail::IsElastic(); }
 
@@ -232,10 +355,9 @@ State& State::AddObject(const char* kind, const std::string& name, detail::Archi
 State& State::model(torch::nn::Module& module, const std::string& name) {
   ElasticPart part;
   part.name = detail::ElasticName("model", name);
-  const auto kept = std::make_shared<NamedCopies>();
-  part.save = [&module, kept] { return detail::ElasticKeep(kept, CopyOf(module)); };
-  part.restore = [&module, kept, title = part.name] { RestoreModule(module, *kept, title); };
-  part.sync = [&module] { broadcast_parameters(module, 0); };
+  part.commit = CopyOfModule(module, part.name, /*with_parameters=*/true);
+  part.step = CopyOfModule(module, part.name, /*with_parameters=*/false);
+  part.sync = [&module](int root) { broadcast_parameters(module, root); };
   for (const auto* const synchronizer : SynchronizersIn(module)) {
     CheckMayChange(part.name, synchronizer->options().gradients());
   }
@@ -246,7 +368,8 @@ State& State::model(torch::nn::Module& module, const std::string& name) {
   part.renew = [&module] {
     for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Renew();
   };
-  return Add(std::move(part));
+  Add(std::move(part)).impl_->models.push_back(&module);
+  return *this;
 }
 
 State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& name) {
@@ -254,7 +377,8 @@ State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& n
       "optimizer", name,
       [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
       [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
-  part.sync = [&optimizer] { broadcast_optimizer_state(optimizer, 0); };
+  part.step = CopyOfOptions(optimizer);
+  part.sync = [&optimizer](int root) { broadcast_optimizer_state(optimizer, root); };
   // What backward() has made of a gradient is of a step that is not made.
   part.leave = [&optimizer] { optimizer.zero_grad(); };
   if (detail::GradientReducer* const reducer = detail::ReducerOf(optimizer)) {
@@ -265,7 +389,8 @@ State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& n
     };
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
   }
-  return Add(std::move(part));
+  Add(std::move(part)).impl_->optimizers.push_back(&optimizer);
+  return *this;
 }
 
 State& State::scheduler(torch::optim::LRScheduler& scheduler, const std::string& name) {
@@ -290,8 +415,12 @@ State& State::on_change(std::function<void()> callback) {
   return *this;
 }
 
+void State::step() {
+  if (impl_->KnowsSteps()) impl_->KeepStep();
+}
+
 void State::commit() {
-  impl_->Save();
+  impl_->Commit(impl_->place + 1);
   ++impl_->commits;
   check_changes();
 }
@@ -309,19 +438,10 @@ void State::restore() {
     Refuse(core::StatusCode::kInvalidArgument,
            "restore() was called before commit(), sync() or run()");
   }
-  for (const ElasticPart& part : impl_->parts) part.restore();
+  impl_->RestoreCommit();
 }
 
-void State::sync() {
-  const auto session = detail::CurrentSession();
-  detail::ThrowIfError(session->Check());
-  std::vector<std::string> lines;
-  for (const ElasticPart& part : impl_->parts) lines.push_back(part.name + part.type);
-  detail::AgreeOnList("elastic::State", lines, "", session);
-  for (const ElasticPart& part : impl_->parts) part.sync();
-  impl_->Save();
-  if (is_elastic()) detail::TellElasticState();
-}
+void State::sync() { impl_->Sync(/*from_newest=*/false); }
 
 std::int64_t State::commits() const { return impl_->commits; }
 
@@ -363,7 +483,6 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
   ElasticPart part;
   part.name = ElasticName("value", name);
   part.type = ElasticType(typeid(at::Tensor));
-  const auto kept = std::make_shared<at::Tensor>();
   // Returns a copy that has what a program gives to a tensor.
   const auto copy = [](const at::Tensor& from, c10::Device device) {
     const at::NoGradGuard no_grad;
@@ -371,21 +490,28 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
         .to(device, from.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
         .set_requires_grad(from.requires_grad());
   };
-  part.save = [&value, kept, copy] {
-    at::Tensor next = value.defined() ? copy(value, value.device()) : at::Tensor();
-    if (next.defined()) AwaitCopy(next);
-    return ElasticKeep(kept, std::move(next));
+  const auto make_copy = [&value, copy]() -> ElasticCopy {
+    const auto kept = std::make_shared<at::Tensor>();
+    return {
+        [&value, kept, copy] {
+          at::Tensor next = value.defined() ? copy(value, value.device()) : at::Tensor();
+          if (next.defined()) AwaitCopy(next);
+          return ElasticKeep(kept, std::move(next));
+        },
+        [&value, kept, copy] {
+          value = kept->defined() ? copy(*kept, kept->device()) : at::Tensor();
+        },
+    };
   };
-  part.restore = [&value, kept, copy] {
-    value = kept->defined() ? copy(*kept, kept->device()) : at::Tensor();
-  };
-  part.sync = [&value, copy, key = ElasticKey(part)] {
+  part.commit = make_copy();
+  part.step = make_copy();
+  part.sync = [&value, copy, key = ElasticKey(part)](int root) {
     // The root's device may be none of this rank's; a list may be empty.
     const c10::Device device = value.defined() ? value.device() : c10::Device(c10::kCPU);
     std::vector<at::Tensor> list;
-    if (value.defined() && rank() == 0) list.push_back(copy(value, c10::kCPU));
-    list = broadcast_object(list, 0, key);
-    if (rank() != 0) value = list.empty() ? at::Tensor() : copy(list.front(), device);
+    if (value.defined() && rank() == root) list.push_back(copy(value, c10::kCPU));
+    list = broadcast_object(list, root, key);
+    if (rank() != root) value = list.empty() ? at::Tensor() : copy(list.front(), device);
   };
   return part;
 }
@@ -425,13 +551,13 @@ void LoadOnCpu(c10::IValue& value, const ReadBytes& read, const SizeOf& size) {
 }
 
 template <class T>
-void SyncTensors(T& value, const std::string& key) {
-  if (rank() == 0) return BroadcastSaved(Saver(value), nullptr, 0, key, {});
+void SyncTensors(T& value, int root, const std::string& key) {
+  if (rank() == root) return BroadcastSaved(Saver(value), nullptr, root, key, {});
   T received;
   BroadcastSaved(
       nullptr,
       [&received](const ReadBytes& read, const SizeOf& size) { LoadOnCpu(received, read, size); },
-      0, key, {});
+      root, key, {});
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> before = TensorsOf(value);
   std::vector<at::Tensor> now = TensorsOf(received);
@@ -450,14 +576,17 @@ void SyncTensors(T& value, const std::string& key) {
 
 }  // namespace
 
-void ElasticSync(std::vector<at::Tensor>& value, const std::string& key) {
-  SyncTensors(value, key);
+void ElasticSync(std::vector<at::Tensor>& value, int root, const std::string& key) {
+  SyncTensors(value, root, key);
 }
-void ElasticSync(c10::IValue& value, const std::string& key) { SyncTensors(value, key); }
+void ElasticSync(c10::IValue& value, int root, const std::string& key) {
+  SyncTensors(value, root, key);
+}
 
 // The state that run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state) : state_(std::move(state)) {
-  state_.impl_->Replace(state_.impl_->Copy());
+  elastic::State::Impl& made = *state_.impl_;
+  made.NoteCommit(made.Copy(&ElasticPart::commit), 0);
 }
 
 void ElasticAttempts::Begin() {
@@ -471,7 +600,7 @@ void ElasticAttempts::Begin() {
       if (part.leave) part.leave();
     }
     // Only now nothing of the job before writes to it any more.
-    if (restores_) state_.restore();
+    if (restores_) state.GoBack();
     restores_ = false;
     for (const ElasticPart& part : state.parts) {
       if (part.renew) part.renew();
@@ -481,7 +610,7 @@ void ElasticAttempts::Begin() {
     for (const auto& callback : state.callbacks) callback();
   }
   joins_again_ = sets_up_ = false;
-  state_.sync();
+  state.Sync(/*from_newest=*/true);
 }
 
 bool ElasticAttempts::NoteError(const Error& error) {

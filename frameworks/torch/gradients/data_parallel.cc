@@ -20,9 +20,9 @@ class ModuleSynchronizer::Impl {
       : module_(module),
         set_(Agreed(options)),
         reducer_(module->named_parameters().pairs(), options.gradients()),
-        broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {
-    broadcast_parameters(*module, set_.first(), set_.process_set);
-  }
+        broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {}
+
+  void BroadcastModule() { broadcast_parameters(*module_, set_.first(), set_.process_set); }
 
   void BeforeForward() {
     if (!at::GradMode::is_enabled()) return;
@@ -73,7 +73,10 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
                              "DistributedDataParallel: the module is a null pointer"));
   }
   (void)CurrentSession();
-  if (!IsDeferred()) Renew();
+  if (IsDeferred()) return;
+  const SessionScope scope(CurrentSession());  // one for all that is made in there
+  Renew();
+  impl_->BroadcastModule();
 }
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;
@@ -82,7 +85,7 @@ void ModuleSynchronizer::Leave() { impl_.reset(); }
 
 void ModuleSynchronizer::Renew() {
   Leave();
-  const SessionScope scope(CurrentSession());  // one for all that is made in there
+  const SessionScope scope(CurrentSession());
   impl_ = std::make_shared<Impl>(module_, options_);
 }
 

@@ -93,7 +93,11 @@ at::Tensor GradientReducer::Step(torch::optim::Optimizer& optimizer, LossClosure
   impl().CheckSession();
   impl_->BeginStep();
   const BaseStep fused_step = impl_->FusedStepFor(optimizer);
-  const BaseStep& make_step = fused_step ? fused_step : base_step;
+  const BaseStep& own_step = fused_step ? fused_step : base_step;
+  const BaseStep make_step = [this, &own_step](LossClosure wrapped) {
+    ++steps_begun_;
+    return own_step(std::move(wrapped));
+  };
   at::Tensor loss = impl_->active() ? impl_->Step(optimizer, std::move(closure), make_step)
                                     : make_step(std::move(closure));
   impl_->steps().EndStep();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -168,6 +169,91 @@ TEST_F(ElasticRunTest, GoesOnAfterAFailureInBetween) {
   EXPECT_EQ(calls, 2);
   EXPECT_EQ(changes, 2);
   check_parameters(net);
+}
+
+// A training that marks each step and commits one of them. `fail` is called with "before" and "within"
+// the fourth step of the first call. Returns the steps with which the training has begun each time.
+std::vector<int> TrainBySteps(const std::function<void(const std::string& when)>& fail) {
+  constexpr int kSteps = 6;
+  SmallNet net;
+  torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(5).affine(false));
+  norm->to(torch::kDouble);
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  int step = 0;
+  std::vector<torch::Tensor> seen;
+  State state = State()
+                    .model(net)
+                    .model(norm, "norm")
+                    .optimizer(optimizer)
+                    .value("step", step)
+                    .value("seen", seen);
+  std::vector<int> begun;
+  elastic::run(state, [&] {
+    begun.push_back(step);
+    const auto pass_by = [&](const char* when) {
+      if (step == 3 && begun.size() == 1) fail(when);
+    };
+    while (step < kSteps) {
+      seen.push_back(torch::full({1}, step));
+      const Batch batch = BatchOfRank(step, rank());
+      norm->forward(batch.x);
+      optimizer.zero_grad();
+      auto loss = Loss(net, batch);
+      pass_by("before");
+      loss.backward();
+      optimizer.step();
+      pass_by("within");
+      ++step;
+      state.step();
+      if (step == 2) state.commit();
+    }
+  });
+  EXPECT_TRUE(torch::cat(seen).equal(torch::arange(kSteps)));
+  EXPECT_EQ(norm->num_batches_tracked.item<int>(), kSteps);
+  ExpectTrainedAsAlone(net, kSteps);
+  return begun;
+}
+
+void FailAt(const std::string& here, const std::string& when, bool fails) {
+  if (fails && here == when) throw Error(ErrorCode::Backend, "on purpose");
+}
+
+TEST_F(ElasticRunTest, GoesBackToTheLastStep) {
+  for (const bool all : {true, false}) {
+    EXPECT_THAT(TrainBySteps([all](const std::string& when) {
+                  FailAt("before", when, all || rank() == size() - 1);
+                }),
+                ElementsAre(0, 3));
+  }
+}
+
+// The state is that of a rank that is farther.
+TEST_F(ElasticRunTest, AStepThatOneRankHasHalfMadeIsMadeByAll) {
+  for (const int victim : {0, size() - 1}) {
+    EXPECT_THAT(TrainBySteps([victim](const std::string& when) {
+                  FailAt("within", when, rank() == victim);
+                }),
+                ElementsAre(0, 4));
+  }
+}
+
+TEST_F(ElasticRunTest, GoesBackToTheCommitWhereAllHaveHalfMadeAStep) {
+  EXPECT_THAT(TrainBySteps([](const std::string& when) { FailAt("within", when, true); }),
+              ElementsAre(0, 2));
+}
+
+TEST_F(ElasticRunTest, KeepsNoStepWhereAnOptimizerMayChangeUnseen) {
+  SmallNet net;
+  SGD plain = MomentumSgd(net.parameters());
+  int step = 0;
+  State state = State().model(net).optimizer(plain).value("step", step);
+  std::vector<int> begun;
+  elastic::run(state, [&] {
+    begun.push_back(step++);
+    state.step();
+    if (begun.size() == 1) throw Error(ErrorCode::Backend, "on purpose");
+  });
+  EXPECT_THAT(begun, ElementsAre(0, 0));
 }
 
 TEST_F(ElasticRunTest, LetsGoTheGradientsOfAStepThatWasNotMade) {

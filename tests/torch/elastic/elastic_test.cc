@@ -209,7 +209,7 @@ TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
     const auto ones = [](std::int64_t length) { return torch::ones({length}); };
     std::vector<torch::Tensor> list = {ones(2 + rank).to(own), ones(1)};
     if (rank == 0) list.push_back(ones(4));
-    detail::ElasticSavedPart("list", list).sync();
+    detail::ElasticSavedPart("list", list).sync(0);
     ASSERT_EQ(list.size(), 3U);
     EXPECT_EQ(list[0].device(), own);
     EXPECT_EQ(list[0].size(0), 2);
@@ -217,13 +217,13 @@ TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
     EXPECT_EQ(list[2].size(0), 4);
     c10::IValue value = c10::ivalue::Tuple::create(
         {c10::IValue(7 + rank), c10::IValue(std::vector<torch::Tensor>{ones(3).to(own)})});
-    detail::ElasticSavedPart("value", value).sync();
+    detail::ElasticSavedPart("value", value).sync(0);
     const auto& elements = value.toTupleRef().elements();
     EXPECT_EQ(elements[0].toInt(), 7);
     EXPECT_EQ(elements[1].toTensorVector()[0].device(), own);
     std::vector<torch::Tensor> empty;
     if (rank == 0) empty.push_back(ones(2));
-    detail::ElasticSavedPart("empty", empty).sync();
+    detail::ElasticSavedPart("empty", empty).sync(0);
     EXPECT_TRUE(empty.at(0).equal(ones(2)));
   });
 }

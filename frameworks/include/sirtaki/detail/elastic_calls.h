@@ -14,6 +14,7 @@ SIRTAKI_API void TellElasticState();  // this rank has the state that all train 
 // Why the ranks are to leave the generation between two steps; empty: they are not. This rank may know it
 // before others.
 SIRTAKI_API std::string ElasticChange();
+SIRTAKI_API void CheckJob();  // throws what is wrong with it
 // Says whether optimizers and modules that are made now are set up when elastic::run() begins. Ranks that
 // come later would be alone with what they agree on before.
 SIRTAKI_API bool IsDeferred();

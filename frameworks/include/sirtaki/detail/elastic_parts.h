@@ -22,16 +22,22 @@ namespace sirtaki::detail {
 
 class ElasticAttempts;
 
+// A copy of a part in memory.
+struct ElasticCopy {
+  // Makes it. What that returns puts it in the place of the last one, and does not throw.
+  std::function<std::function<void()>()> save;
+  std::function<void()> restore;  // brings it back
+};
+
 // A part of an elastic::State. A function that has nothing to do is empty.
 struct ElasticPart {
-  std::string name;  // kind and name: value "epoch"
-  std::string type;  // of a value; the ranks compare both
-  // Copies it in memory. What that returns puts the copy in the place of the last one, and does not throw.
-  std::function<std::function<void()>()> save;
-  std::function<void()> restore;  // brings the copy back
-  std::function<void()> sync;     // gives all ranks rank 0's. Collective
-  std::function<void()> leave;    // drops what belongs to a job that is over
-  std::function<void()> renew;    // makes that again in the job that was joined. Collective
+  std::string name;    // kind and name: value "epoch"
+  std::string type;    // of a value; the ranks compare both
+  ElasticCopy commit;  // of all of it
+  ElasticCopy step;  // without parameters and an optimizer's state, which only its own steps change
+  std::function<void(int root)> sync;  // gives all ranks the root's. Collective
+  std::function<void()> leave;         // drops what belongs to a job that is over
+  std::function<void()> renew;         // makes that again in the job that was joined. Collective
 };
 
 SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);
@@ -45,44 +51,43 @@ std::function<void()> ElasticKeep(const std::shared_ptr<Copy>& kept, Copy copy) 
 
 // Numbers and texts are copied as they are.
 template <class T>
+ElasticCopy ElasticPlainCopy(T& value) {
+  const auto kept = std::make_shared<T>(value);
+  return {[&value, kept] { return ElasticKeep(kept, value); }, [&value, kept] { value = *kept; }};
+}
+template <class T>
 ElasticPart ElasticPlainPart(const std::string& name, T& value) {
   ElasticPart part;
   part.name = ElasticName("value", name);
   part.type = ElasticType(typeid(T));
-  const auto kept = std::make_shared<T>(value);
-  part.save = [&value, kept] { return ElasticKeep(kept, value); };
-  part.restore = [&value, kept] { value = *kept; };
-  part.sync = [&value, key = ElasticKey(part)] {
+  part.commit = ElasticPlainCopy(value);
+  part.step = ElasticPlainCopy(value);
+  part.sync = [&value, key = ElasticKey(part)](int root) {
     if constexpr (std::is_same_v<T, std::string>) {
-      value = broadcast_object(value, 0, key);
+      value = broadcast_object(value, root, key);
     } else {
       const std::string bytes = broadcast_object(
-          std::string(reinterpret_cast<const char*>(&value), sizeof value), 0, key);
+          std::string(reinterpret_cast<const char*>(&value), sizeof value), root, key);
       std::memcpy(&value, bytes.data(), sizeof value);
     }
   };
   return part;
 }
 
-// Gives all ranks rank 0's. Collective.
+// Gives all ranks the root's. Collective.
 template <class T>
-void ElasticSync(T& value, const std::string& key) {
-  value = broadcast_object(value, 0, key);
+void ElasticSync(T& value, int root, const std::string& key) {
+  value = broadcast_object(value, root, key);
 }
-// Rank 0's device may be none of this rank's: each tensor comes to that of the one in its place.
-SIRTAKI_API void ElasticSync(std::vector<at::Tensor>& value, const std::string& key);
-SIRTAKI_API void ElasticSync(c10::IValue& value, const std::string& key);
+// The root's device may be none of this rank's: each tensor comes to that of the one in its place.
+SIRTAKI_API void ElasticSync(std::vector<at::Tensor>& value, int root, const std::string& key);
+SIRTAKI_API void ElasticSync(c10::IValue& value, int root, const std::string& key);
 
 // Everything else is kept as torch::save writes it: a copy may have tensors in common with it.
 template <class T>
-ElasticPart ElasticSavedPart(const std::string& name, T& value) {
-  static_assert(archives::IsSaveable<T>::value,
-                "State takes numbers, texts, tensors and what torch::save takes");
-  ElasticPart part;
-  part.name = ElasticName("value", name);
-  part.type = ElasticType(typeid(T));
+ElasticCopy ElasticSavedCopy(T& value) {
   const auto kept = std::make_shared<std::string>();
-  part.save = [&value, kept] {
+  const auto save = [&value, kept] {
     std::string bytes;
     Saver(value)([&bytes](const void* from, std::size_t size) {
       bytes.append(static_cast<const char*>(from), size);
@@ -90,7 +95,7 @@ ElasticPart ElasticSavedPart(const std::string& name, T& value) {
     });
     return ElasticKeep(kept, std::move(bytes));
   };
-  part.restore = [&value, kept] {
+  const auto restore = [&value, kept] {
     T loaded = Target<T>::Same(value);
     const auto read = [kept](std::uint64_t offset, void* to, std::size_t size) {
       if (offset > kept->size() || size > kept->size() - offset) return std::size_t{0};
@@ -100,7 +105,18 @@ ElasticPart ElasticSavedPart(const std::string& name, T& value) {
     Load(loaded, read, [kept] { return kept->size(); });
     value = std::move(loaded);
   };
-  part.sync = [&value, key = ElasticKey(part)] { ElasticSync(value, key); };
+  return {save, restore};
+}
+template <class T>
+ElasticPart ElasticSavedPart(const std::string& name, T& value) {
+  static_assert(archives::IsSaveable<T>::value,
+                "State takes numbers, texts, tensors and what torch::save takes");
+  ElasticPart part;
+  part.name = ElasticName("value", name);
+  part.type = ElasticType(typeid(T));
+  part.commit = ElasticSavedCopy(value);
+  part.step = ElasticSavedCopy(value);
+  part.sync = [&value, key = ElasticKey(part)](int root) { ElasticSync(value, root, key); };
   return part;
 }
 SIRTAKI_API ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value);

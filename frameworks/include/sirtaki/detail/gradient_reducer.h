@@ -93,6 +93,8 @@ class SIRTAKI_API GradientReducer {
   // combined after it, or with this rank's shards. Throws if the session is gone.
   at::Tensor Step(torch::optim::Optimizer& optimizer, LossClosure closure,
                   const BaseStep& base_step);
+  // How often the optimizer's own step has begun, which changes parameters; in all jobs.
+  std::int64_t steps_begun() const { return steps_begun_; }
   // Says that no step will use the averaged gradients.
   void SkipStep();
   // Waits until all gradients are averaged. The following step takes them as they then are.
@@ -142,6 +144,7 @@ class SIRTAKI_API GradientReducer {
   void Make(const torch::optim::Optimizer& optimizer, const NamedTensors& names);
   std::shared_ptr<const Made> made_;
   std::shared_ptr<Impl> impl_;
+  std::int64_t steps_begun_ = 0;
 };
 
 // A DistributedOptimizer is one, whatever its Base.

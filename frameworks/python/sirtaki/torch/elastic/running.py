@@ -47,7 +47,7 @@ def run(func: Function) -> Function:
     what rank 0 has. Collective.
 
     When `func` raises HorovodInternalError, on one rank or on all, every rank joins the job again, goes back to its
-    last commit (state.restore()), calls the state's reset callbacks and then `func` again. After
+    last commit (state.restore()), or to the last state.step(), calls the state's reset callbacks and then `func` again. After
     HostsUpdatedInterrupt it does the same, but restores nothing. Every other exception goes to the caller,
     MismatchError among them, and so does the error that comes three times, in an elastic job ten times, without a
     commit or the loss of a rank in between.
@@ -59,6 +59,7 @@ def run(func: Function) -> Function:
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         attempts = _C.ElasticRun()
+        state._steps.note_commit(0)
         try:
             return _train(attempts, state, lambda: func(state, *args, **kwargs))
         finally:
@@ -77,7 +78,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
             if must_reset:
                 reset()
             if must_restore:  # only now nothing of the job before writes to it any more
-                state.restore()
+                state._go_back()
                 must_restore = False
             if must_reset:
                 must_reset = False
@@ -86,7 +87,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
                 state.reset()
             must_make = False
             if not skip_sync:
-                state.sync()
+                state._sync_newest()
             if _C.is_elastic:
                 _C.elastic_tell_state()
             return train()

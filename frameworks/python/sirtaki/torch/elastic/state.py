@@ -4,7 +4,9 @@ it equal on all ranks."""
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 
@@ -13,6 +15,30 @@ from sirtaki.torch._library import _C
 from sirtaki.torch._shards import check_steps, is_cut, steps_of
 
 from .sampler import ElasticSampler
+
+
+class _Steps:
+    """How far a state is: by calls of step() and commit(), also those of the ranks that it was received from."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.committed_at = 0
+        self.stepped_at = -1  # -1: there was no step() since the commit()
+        self.is_unchanged = False  # no optimizer has begun a step since
+        self.is_receiving = False  # parts of another rank's state, and has not got all
+
+    def note_commit(self, place: int) -> None:
+        self.place = self.committed_at = place
+        self.stepped_at = -1
+        self.is_receiving = False
+
+    def note_step(self) -> None:
+        self.place += 1
+        self.stepped_at = self.place
+        self.is_unchanged = True
+
+    def may_go_back(self) -> bool:
+        return self.stepped_at >= 0 and self.is_unchanged and not self.is_receiving
 
 
 class State:
@@ -27,6 +53,7 @@ class State:
         self._rank = get_rank or hvd.rank
         self._reset_callbacks: List[Callable[[], None]] = []
         self._commits = 0
+        self._steps = _Steps()
 
     @property
     def commits(self) -> int:
@@ -50,7 +77,24 @@ class State:
         every batch. Calls check_host_updates(). Collective in an elastic job."""
         self.save()
         self._commits += 1
+        self._steps.note_commit(self._steps.place + 1)
         self.check_host_updates()
+
+    def step(self) -> None:
+        """Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the last step()
+        of a rank that is left, where that came after the last commit(). A TorchState keeps a copy of everything but
+        parameters and optimizers' state, which lie there unchanged until the next step of an optimizer; ranks that have
+        begun that take the state of one that has not, or has called step() again. So it costs little. It does nothing,
+        and run() goes back to the last commit(), where trained parameters of the state's models are in no optimizer of
+        it, where an optimizer is sharded, and with states and handlers of other kinds. All ranks call it alike; not
+        collective."""
+
+    def _go_back(self) -> None:
+        self.restore()
+        self._steps.note_commit(self._steps.committed_at)
+
+    def _sync_newest(self) -> None:
+        self.sync()
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt, on all ranks at once, where ranks are to come or to go. Collective in an
@@ -101,9 +145,11 @@ class ObjectState(State):
 
     def sync(self) -> None:
         if self._saved_state:
-            now = {name: getattr(self, name) for name in self._saved_state}
-            self._saved_state = self._bcast_object(now)
+            self._saved_state = self._bcast_object(self._now())
             self._bring_back(copy.deepcopy)
+
+    def _now(self) -> Dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
 
     def _bring_back(self, copied: Callable[[Any], Any] = lambda value: value) -> None:
         for name, value in self._saved_state.items():
@@ -137,6 +183,8 @@ class StateHandler:
 class _StateDictHandler(StateHandler):
     """What has a state_dict() and a load_state_dict()."""
 
+    root_rank = 0  # whose state sync() gives to all
+
     def __init__(self, value: Any):
         super().__init__(value)
         self.save()
@@ -149,7 +197,14 @@ class _StateDictHandler(StateHandler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=0))
+        self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=self.root_rank))
+
+    def save_step(self) -> None:
+        """Copies what is not changed by an optimizer's own steps alone."""
+        self._saved_at_step = copy.deepcopy(self.value.state_dict())
+
+    def restore_step(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved_at_step))
 
 
 class _TrainingHandler(_StateDictHandler):
@@ -179,11 +234,46 @@ class ModelStateHandler(_TrainingHandler):
         return self.value.modules()
 
     def sync(self) -> None:
-        hvd.broadcast_parameters(self.value.state_dict(), root_rank=0)
+        hvd.broadcast_parameters(self.value.state_dict(), root_rank=self.root_rank)
+
+    def save_step(self) -> None:
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self.value.named_buffers()}
+
+    def restore_step(self) -> None:
+        with torch.no_grad():
+            for name, buffer in self.value.named_buffers():
+                buffer.copy_(self._buffers[name])
 
 
 class OptimizerStateHandler(_TrainingHandler):
     """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has."""
+
+    _watched: Any = None
+
+    def save_step(self) -> None:
+        groups = self.value.param_groups
+        self._groups = copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in groups])
+
+    def restore_step(self) -> None:
+        for group, kept in zip(self.value.param_groups, self._groups):
+            group.update(copy.deepcopy(kept))
+
+    def watch(self, steps: _Steps) -> None:
+        """From now on the steps hear when the optimizer begins one."""
+        if self._watched is self.value:
+            return
+        weak = weakref.ref(steps)  # an optimizer that the program has let go waits for no cycle to be found
+
+        def begin(*_: Any) -> None:
+            if (found := weak()) is not None:
+                found.is_unchanged = False
+
+        self.value.register_step_pre_hook(begin)
+        self._watched = self.value
+
+    def is_sharded(self) -> bool:
+        settings = getattr(self.value, "_sirtaki_settings", None)
+        return settings is not None and bool(settings.rest["shard"])
 
     def _parameters(self) -> Iterable[torch.Tensor]:
         return (parameter for group in self.value.param_groups for parameter in group["params"])
@@ -197,11 +287,10 @@ class OptimizerStateHandler(_TrainingHandler):
         load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
-        settings = getattr(self.value, "_sirtaki_settings", None)
-        if settings is not None and settings.rest["shard"]:
+        if self.is_sharded():
             # Ranks commit by themselves: what one has committed last may be another's last but one.
             check_steps(steps_of(self.value), hvd.global_process_set, whole_is_given=True)
-        hvd.broadcast_optimizer_state(self.value, root_rank=0)
+        hvd.broadcast_optimizer_state(self.value, root_rank=self.root_rank)
 
 
 class LRSchedulerStateHandler(_StateDictHandler):
@@ -212,6 +301,8 @@ class SamplerStateHandler(_StateDictHandler):
     def reset(self) -> None:
         self.value.reset()
 
+
+Handler = TypeVar("Handler", bound=StateHandler)
 
 _handler_registry: List[Tuple[Type, Type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
@@ -256,11 +347,13 @@ class TorchState(ObjectState):
         for handler in self._handlers.values():
             handler.save()
         super().save()
+        self._steps.note_commit(self._steps.place)
 
     def restore(self) -> None:
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
+        self._steps.note_commit(self._steps.committed_at)
 
     def sync(self) -> None:
         # A fault on the way leaves the copies as they were, all of one commit.
@@ -269,13 +362,77 @@ class TorchState(ObjectState):
         super().sync()
         for handler in self._handlers.values():
             handler.save()
+        self._steps.note_commit(self._steps.place)
 
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
 
+    # ---- step(), and what run() does with it ----
+
+    def step(self) -> None:
+        if not self._knows_steps():
+            return
+        if any(parameter.is_cuda for handler in self._of(OptimizerStateHandler) for parameter in handler._parameters()):
+            torch.cuda.synchronize()  # what a step has launched may be broken off
+        self._steps.stepped_at = -1  # until all is kept
+        kept = copy.deepcopy(self._now())
+        for handler in self._of(_StateDictHandler):
+            handler.save_step()
+        _C.check_job()
+        self._kept_at_step = kept
+        self._steps.note_step()
+
+    def _of(self, kind: Type[Handler]) -> List[Handler]:
+        return [handler for handler in self._handlers.values() if isinstance(handler, kind)]
+
+    def _takes_newest(self) -> bool:
+        """Whether all of it is synchronized here: programs may have classes of their own, which take rank 0's."""
+        kinds = (ModelStateHandler, OptimizerStateHandler, LRSchedulerStateHandler, SamplerStateHandler)
+        return type(self).sync is TorchState.sync and all(type(handler) in kinds for handler in self._handlers.values())
+
+    def _knows_steps(self) -> bool:
+        """Whether all parameters are those of optimizers that tell when they begin a step."""
+        optimizers = self._of(OptimizerStateHandler)
+        if not self._takes_newest() or any(optimizer.is_sharded() for optimizer in optimizers):
+            return False
+        for optimizer in optimizers:
+            optimizer.watch(self._steps)
+        known = {parameter for optimizer in optimizers for parameter in optimizer._parameters()}
+        return all(parameter in known or not parameter.requires_grad
+                   for model in self._of(ModelStateHandler) for parameter in model._parameters())
+
+    def _go_back(self) -> None:
+        if not self._steps.may_go_back():
+            return super()._go_back()
+        for handler in self._of(_StateDictHandler):
+            handler.restore_step()
+        for name, value in copy.deepcopy(self._kept_at_step).items():
+            setattr(self, name, value)
+        self._steps.place = self._steps.stepped_at
+
+    def _sync_newest(self) -> None:
+        if not self._takes_newest():
+            return self.sync()
+        places = hvd.allgather_object(self._steps.place, name="sirtaki/elastic place")
+        self._sync_from(places.index(max(places)))
+        self._steps.note_commit(max(places))
+
+    def _sync_from(self, root_rank: int) -> None:
+        for handler in self._of(_StateDictHandler):
+            handler.root_rank = root_rank
+        self._bcast_object = functools.partial(hvd.broadcast_object, root_rank=root_rank)
+        self._steps.is_receiving = hvd.rank() != root_rank
+        try:
+            self.sync()
+        finally:
+            self._bcast_object = hvd.broadcast_object
+            for handler in self._of(_StateDictHandler):
+                handler.root_rank = 0
+
     def __setattr__(self, name: str, value: Any) -> None:
         handler = self.__dict__.get("_handlers", {}).get(name)
         if handler is not None:
             handler.set_value(value)
+            self._steps.stepped_at = -1
         super().__setattr__(name, value)
