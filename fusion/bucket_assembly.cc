@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <variant>
 
 namespace sirtaki::fusion {
 
@@ -25,10 +26,16 @@ BucketAssembly::Arrival BucketAssembly::Put(std::size_t part, core::WorkPtr work
 }
 
 core::WorkPtr BucketAssembly::Assemble(std::uint32_t round) const {
+  const bool refuses = std::any_of(parts_.begin(), parts_.end(), [](const core::WorkPtr& part) {
+    return std::holds_alternative<core::Refusal>(part->request.asked);
+  });
   const core::WorkPtr whole = of_one() ? parts_.front() : std::make_shared<core::Work>();
   whole->request.key = key_;
-  whole->request.asked = signature_;
-  if (round != signature_->round) {
+  if (refuses) {
+    whole->request.asked = core::Refusal{};
+  } else if (round == signature_->round) {
+    whole->request.asked = signature_;
+  } else {
     auto signature = std::make_shared<core::Signature>(*signature_);
     signature->round = round;
     whole->request.asked = std::move(signature);

@@ -33,8 +33,9 @@ class BucketAssembly {
     kLast,      // the caller, nobody else, submits what Assemble gives
     kInFlight,  // the round is not over: nothing was taken
   };
-  // Hands in a part: its memory, and whether its request is absent or invalid; key and signature
-  // are not looked at, and set where it is the whole. Once in a round, for each part.
+  // Hands in a part: its memory, and whether its request is absent, invalid or a refusal, which then
+  // is one of the whole; key and signature are not looked at, and set where it is the whole. Once in
+  // a round, for each part.
   Arrival Put(std::size_t part, core::WorkPtr work);
 
   // Gives the parts that were put, to whoever was told kLast.

@@ -204,7 +204,8 @@ std::string SessionObservability::KeyText(const std::string& key) const {
 std::string SessionObservability::InWords(const std::string& text) const {
   if (text.find("bucket ") == std::string::npos) return text;
   static const std::regex kKey(
-      "bucket [0-9]+ of arena [0-9]+(, layout [0-9]+)?( of process set [0-9]+)?");
+      "bucket [0-9]+ of arena [0-9]+(, layout [0-9]+( since join [0-9]+)?)?"
+      "( of process set [0-9]+)?");
   // What follows where a key is a subject.
   constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kVerbs = {
       {{" has waited", " have waited"},

@@ -41,9 +41,10 @@ std::string_view StatusCodeName(StatusCode code) {
   // clang-format off
   static constexpr std::string_view kNames[] = {
       "ok", "invalid argument", "mismatch", "not initialized", "duplicate name", "shut down",
-      "peer lost", "timed out", "aborted", "backend failure", "protocol error", "unsupported"};
+      "peer lost", "timed out", "aborted", "backend failure", "protocol error", "unsupported",
+      "invalid argument"};
   // clang-format on
-  static_assert(std::size(kNames) == static_cast<std::size_t>(StatusCode::kUnsupported) + 1);
+  static_assert(std::size(kNames) == static_cast<std::size_t>(StatusCode::kRefused) + 1);
   return NameIn(kNames, code);
 }
 

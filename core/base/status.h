@@ -26,6 +26,7 @@ enum class StatusCode : std::uint8_t {
   kBackend,          // MPI, NCCL or CUDA reported a failure
   kProtocol,         // a message that no correct peer sends
   kUnsupported,      // known, but not in this build or version
+  kRefused,  // a rank gives nothing, since its program has thrown; to programs kInvalidArgument
 };
 
 // "invalid argument", "mismatch", …: for texts and logs.

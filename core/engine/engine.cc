@@ -90,7 +90,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   moved |= ReceiveSome(now);
   CheckDeadlines(now);
   if (now >= peers_.next()) LookAtPeers(now);
-  if (Status health = transport_.health(); !health.ok() && !has_fault_) {
+  if (Status health = transport_.health(); !health.ok() && !fault_.known()) {
     negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
   }
   StepNegotiator(now);
@@ -245,8 +245,8 @@ bool Engine::Send(std::vector<Outgoing> outgoing) {
     transport_.Send(message.to, EncodeFrame({options_.session, std::move(message.body)}));
   }
   flushed_ = transport_.Flush();
-  if (flushed_ && faulted_ && !fault_told_) {
-    fault_told_ = true;
+  if (flushed_ && fault_.failed() && !fault_.told()) {
+    fault_.NoteTold();
     transport_.Wake();
   }
   return !outgoing.empty();

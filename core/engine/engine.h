@@ -16,6 +16,7 @@
 #include "core/base/thread_annotations.h"
 #include "core/engine/call_trace.h"
 #include "core/engine/driver.h"
+#include "core/engine/engine_fault.h"
 #include "core/engine/engine_options.h"
 #include "core/engine/executor.h"
 #include "core/engine/handle_hooks.h"
@@ -95,7 +96,7 @@ class Engine : private Rounds {
     driver_.WhileNobodyDrives(call);
   }
 
-  Status fault() const;  // ok while there is none
+  Status fault() const { return fault_.status(); }  // ok while there is none
   // The limits plan what is started from now on.
   const AgreedLimits& limits() const { return limits_; }
   // MakeHandle makes one for work of this key. The handle may outlive the engine.
@@ -234,11 +235,7 @@ class Engine : private Rounds {
   Inbox<Command> commands_;
   AgreedLimits limits_;  // change under the token
 
-  mutable Mutex fault_mutex_;
-  Status fault_ SIRTAKI_GUARDED_BY(fault_mutex_);
-  std::atomic<bool> has_fault_{false};   // fault_ is not ok
-  std::atomic<bool> faulted_{false};     // the negotiator has the fault, everything here is failed
-  std::atomic<bool> fault_told_{false};  // and it has left this process
+  EngineFault fault_;
   std::atomic<bool> closed_{false};
 
   Pauses pauses_;  // begin under the token

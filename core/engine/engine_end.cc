@@ -30,15 +30,11 @@ void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
 // ---- the end ----
 
 void Engine::NoticeFault() {
-  const bool first = !faulted_;
+  const bool first = !fault_.failed();
   if (!first && negotiator_.cause() == noticed_cause_) return;
   noticed_cause_ = negotiator_.cause();  // an earlier one may have come from elsewhere
   const Status why = InWords(noticed_cause_.ToStatus());
-  {
-    MutexLock lock(fault_mutex_);
-    fault_ = why;
-    has_fault_ = true;
-  }
+  fault_.Agree(why);
   if (!first) return;
   trace_.Failed(why, Now());
   running_at_fault_ = executor_.Running();
@@ -46,7 +42,7 @@ void Engine::NoticeFault() {
   executor_.Abandon(why);
   timed_calls_.Clear();
   if (options_.on_fault) options_.on_fault(why);
-  faulted_ = true;
+  fault_.NoteFailed();
   transport_.Wake();
 }
 
@@ -80,12 +76,6 @@ Status Engine::InWords(const Status& why) const {
   return {why.code(), options_.in_words(text), std::move(origin)};
 }
 
-Status Engine::fault() const {
-  if (!has_fault_) return Status::Ok();
-  MutexLock lock(fault_mutex_);
-  return fault_;
-}
-
 // Fails what is pending here at once; the others learn it by the next round. A medium may tell of
 // another rank's fault before its message comes.
 void Engine::PostFailure(const Status& failure, const std::string& tensor) {
@@ -94,12 +84,7 @@ void Engine::PostFailure(const Status& failure, const std::string& tensor) {
   Origin origin = failure.origin();
   if (origin.rank < 0 || origin.rank == options_.rank) origin = {options_.rank, options_.host, {}};
   const Status why = InWords(Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus());
-  {
-    MutexLock lock(fault_mutex_);
-    if (!fault_.ok()) return;
-    fault_ = why;
-    has_fault_ = true;
-  }
+  if (!fault_.Set(why)) return;
   queue_.Close(why);
   Post({Command::Kind::kFault, code, text, tensor, std::move(origin)});
 }

@@ -50,7 +50,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
   if (TakeTokenWithin(patience)) {
     sets = negotiator_.MemberSets();
     leaving = negotiator_.leaving();
-    running = faulted_ ? running_at_fault_ : executor_.Running();
+    running = fault_.failed() ? running_at_fault_ : executor_.Running();
     token_.Unlock();
   } else {
     record.missing = "the members of its process sets, because its engine was busy or stuck";

@@ -48,8 +48,8 @@ Status Engine::Wait(HandleState& handle, TimePoint deadline) {
 
 Status Engine::WaitUntilIdle(TimePoint deadline) {
   bool idle = false;  // it was: another thread's next call may have begun since
-  driver_.DriveUntil([&] { return (idle = executor_.Idle()) || faulted_ || stuck(); }, nullptr,
-                     deadline);
+  driver_.DriveUntil([&] { return (idle = executor_.Idle()) || fault_.failed() || stuck(); },
+                     nullptr, deadline);
   if (Status why = fault(); !why.ok()) return why;
   return idle ? Status::Ok() : Status(StatusCode::kTimedOut, "operations are still under way");
 }
@@ -60,7 +60,7 @@ bool Engine::Pause() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
     LookIfStuck(&watch);
     if (stuck()) return false;
   }
-  const bool paused = executor_.Idle() && !has_fault_ && pauses_.Begin();
+  const bool paused = executor_.Idle() && !fault_.known() && pauses_.Begin();
   token_.Unlock();
   return paused;
 }
@@ -80,14 +80,15 @@ void Engine::Listen() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 Status Engine::Leave(const std::string& why) {
   pauses_.EndForGood();  // Post wakes
   Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
-  driver_.DriveUntil([this] { return closed_ || faulted_ || stuck(); }, nullptr, TimePoint::max());
+  driver_.DriveUntil([this] { return closed_ || fault_.failed() || stuck(); }, nullptr,
+                     TimePoint::max());
   return fault();
 }
 
 void Engine::Abort(StatusCode code, const std::string& text) {
   pauses_.EndForGood();
   PostFailure({code, text}, {});
-  driver_.DriveUntil([this] { return closed_ || fault_told_ || stuck(); }, nullptr,
+  driver_.DriveUntil([this] { return closed_ || fault_.told() || stuck(); }, nullptr,
                      Now() + kTellingTime);
 }
 
@@ -110,7 +111,7 @@ void Engine::OnStuck() {
 
 bool Engine::Outstanding() const {
   if (closed_) return false;
-  if (faulted_) return !fault_told_;
+  if (fault_.failed()) return !fault_.told();
   return negotiator_.Outstanding() || !executor_.Idle() || executor_.NeedsStepping() ||
          queue_.pending() > 0;
 }
@@ -128,9 +129,9 @@ Rounds::Plan Engine::NextRound(TimePoint now) const {
   plan.holds = held_until.has_value();
   plan.wake = std::min({negotiator_.NextDeadline(), timed_calls_.earliest(),
                         queue_.EarliestDeadline(nullptr), held_until.value_or(TimePoint::max())});
-  const bool busy = !faulted_ && (!executor_.Idle() || executor_.NeedsStepping());
+  const bool busy = !fault_.failed() && (!executor_.Idle() || executor_.NeedsStepping());
   if (busy) plan.wake = std::min(plan.wake, now + kRunningInterval);
-  if (plan.outstanding && !faulted_) plan.wake = std::min(plan.wake, peers_.next());
+  if (plan.outstanding && !fault_.failed()) plan.wake = std::min(plan.wake, peers_.next());
   plan.polls = !transport_.ArrivalsRing() || !flushed_ || (busy && executor_.NeedsPolling());
   return plan;
 }
@@ -139,8 +140,8 @@ Rounds::Plan Engine::NextRound(TimePoint now) const {
 
 void Engine::StopThread() {
   if (!driver_.has_thread()) return;
-  if (faulted_ && !fault_told_ && !stuck()) {
-    driver_.DriveUntil([this] { return fault_told_.load(); }, nullptr, Now() + kTellingTime);
+  if (fault_.failed() && !fault_.told() && !stuck()) {
+    driver_.DriveUntil([this] { return fault_.told(); }, nullptr, Now() + kTellingTime);
   }
   driver_.StopThread();
 }

@@ -25,17 +25,19 @@ Status TensorQueue::Push(const WorkPtr& work) {
   Key& key = work->request.key;
   MutexLock lock(mutex_);
   if (!closed_.ok()) return closed_;
-  if (joined_.contains(key.set)) {
+  SetCalls& of_set = of_set_[key.set];
+  Epoch& epoch = of_set.epoch;
+  if (epoch.joined) {
     return {StatusCode::kInvalidArgument,
             "this rank has joined" + OfSet(key.set) +
                 ": it can call nothing more there until its join has returned"};
   }
   const bool is_unnamed = key.form == Key::Form::kUnnamed;
   if (key.is_join()) {
-    joined_.insert(key.set);
+    epoch.joined = true;
   } else if (is_unnamed) {
-    if (Status status = CheckUnnamed(key); !status.ok()) return status;
-    std::uint64_t call = calls_[key.set].next;
+    if (Status status = CheckUnnamed(key.set, epoch.thread); !status.ok()) return status;
+    std::uint64_t call = epoch.next;
     // Numbers restart when a set's epoch has ended, and what came before is resolved by then; but a
     // set that is removed may still have a call here that the negotiation has not seen.
     const auto is_pending = [&] {
@@ -43,7 +45,7 @@ Status TensorQueue::Push(const WorkPtr& work) {
       return use != uses_.end() && use->second.pending != nullptr;
     };
     while (is_pending()) ++call;
-    calls_[key.set].next = call + 1;
+    epoch.next = call + 1;
     key.number = call;
   }
   if (uses_.size() >= most_uses_) DropUnused();
@@ -56,23 +58,22 @@ Status TensorQueue::Push(const WorkPtr& work) {
             Origin{-1, {}, TensorName(key)}};
   }
   use.named = !is_unnamed;
-  if (!work->is_message()) work->number = ++accepted_[key.set];
+  if (!work->is_message()) work->number = ++of_set.accepted;
   if (work->deadline != TimePoint::max()) deadlines_.emplace(work->deadline, work.get());
   if (use.pending == nullptr) {
     Admit(work, &use.pending);
   } else {
-    held_[key].push_back(work);
+    use.held.push_back(work);
     ++held_count_;
   }
   return Status::Ok();
 }
 
-Status TensorQueue::CheckUnnamed(const Key& key) {
-  std::weak_ptr<const void>& thread = calls_[key.set].thread;
+Status TensorQueue::CheckUnnamed(SetNumber set, std::weak_ptr<const void>& thread) {
   const std::shared_ptr<const void> known = thread.lock();
   if (known != nullptr && known != ThisThread()) {
     return {StatusCode::kInvalidArgument,
-            "a second thread made a call without a name" + OfSet(key.set) +
+            "a second thread made a call without a name" + OfSet(set) +
                 ": such calls are matched by their order, so one thread has to make them all; give "
                 "this one a name"};
   }
@@ -103,12 +104,10 @@ WorkPtr TensorQueue::Resolve(const Key& key) {
   resolved = std::exchange(found->second.pending, nullptr);
   --pending_count_;
   ForgetDeadline(*resolved);
-  const auto held = held_count_ > 0 ? held_.find(key) : held_.end();
-  if (held != held_.end()) {
-    Admit(held->second.front(), &found->second.pending);
-    held->second.pop_front();  // Admit kept it alive
+  if (std::vector<WorkPtr>& held = found->second.held; !held.empty()) {
+    Admit(held.front(), &found->second.pending);
+    held.erase(held.begin());  // Admit kept it alive
     --held_count_;
-    if (held->second.empty()) held_.erase(held);
   } else if (key.form == Key::Form::kUnnamed) {
     uses_.erase(found);  // its number does not come again
   }
@@ -150,8 +149,7 @@ void TensorQueue::ReleaseName(const Key& key) {
 WorkPtr TensorQueue::EndEpoch(SetNumber set) {
   WorkPtr work = Resolve(Key::Join(set));
   MutexLock lock(mutex_);
-  calls_.erase(set);
-  joined_.erase(set);
+  of_set_[set].epoch = {};
   return work;
 }
 
@@ -161,7 +159,6 @@ void TensorQueue::Close(const Status& why) {
   // last reference to a handle releases its name here.
   std::vector<WorkPtr> fresh;
   Uses uses;
-  std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held;
   {
     MutexLock lock(mutex_);
     if (!closed_.ok()) return;
@@ -171,22 +168,26 @@ void TensorQueue::Close(const Status& why) {
     fresh_count_ = 0;
     uses.swap(uses_);
     pending_count_ = 0;
-    held.swap(held_);
     held_count_ = 0;
     deadlines_.clear();
   }
   const auto complete = [&why](const WorkPtr& work) {
     if (work != nullptr && work->handle != nullptr) work->handle->Complete(why);
   };
-  for (const auto& [key, use] : uses) complete(use.pending);
-  for (const auto& [key, works] : held) {
-    for (const WorkPtr& work : works) complete(work);
+  for (const auto& [key, use] : uses) {
+    complete(use.pending);
+    for (const WorkPtr& work : use.held) complete(work);
   }
 }
 
 TensorQueue::Account TensorQueue::GiveAccount() const {
   MutexLock lock(mutex_);
-  return {closed_.ok() ? PendingCalls() : pending_at_close_, accepted_, joined_};
+  Account account{closed_.ok() ? PendingCalls() : pending_at_close_, {}, {}};
+  for (const auto& [set, of_set] : of_set_) {
+    if (of_set.accepted > 0) account.calls[set] = of_set.accepted;
+    if (of_set.epoch.joined) account.joined.insert(set);
+  }
+  return account;
 }
 
 std::vector<TensorQueue::Account::Call> TensorQueue::PendingCalls() const {

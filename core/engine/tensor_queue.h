@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -90,7 +89,7 @@ class TensorQueue {
   TimePoint EarliestDeadline(Key* key, Duration* limit = nullptr) const SIRTAKI_EXCLUDES(mutex_);
 
  private:
-  Status CheckUnnamed(const Key& key) SIRTAKI_REQUIRES(mutex_);
+  static Status CheckUnnamed(SetNumber set, std::weak_ptr<const void>& thread);
   void Admit(const WorkPtr& work, WorkPtr* pending) SIRTAKI_REQUIRES(mutex_);
   std::vector<Account::Call> PendingCalls() const SIRTAKI_REQUIRES(mutex_);
   void DropUnused() SIRTAKI_REQUIRES(mutex_);
@@ -105,22 +104,25 @@ class TensorQueue {
   struct Use {
     WorkPtr pending;  // null: there is none
     bool named = false;
+    std::vector<WorkPtr> held;  // until what is pending is resolved, in this order
   };
   using Uses = std::unordered_map<Key, Use, KeyHash>;
   static constexpr std::size_t kFewestKept = 1024;
   Uses uses_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t most_uses_ SIRTAKI_GUARDED_BY(mutex_) = kFewestKept;  // those that are over go then
   std::size_t pending_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  std::unordered_map<Key, std::deque<WorkPtr>, KeyHash> held_ SIRTAKI_GUARDED_BY(mutex_);
   std::size_t held_count_ SIRTAKI_GUARDED_BY(mutex_) = 0;
-  // Calls counts a set's unnamed calls since its last epoch.
-  struct Calls {
+  // A set's calls are counted, and those without a name numbered in epochs.
+  struct Epoch {
     std::uint64_t next = 0;
     std::weak_ptr<const void> thread;  // who makes them; gone: anybody may
+    bool joined = false;
   };
-  std::unordered_map<SetNumber, Calls> calls_ SIRTAKI_GUARDED_BY(mutex_);
-  std::set<SetNumber> joined_ SIRTAKI_GUARDED_BY(mutex_);
-  std::map<SetNumber, std::uint64_t> accepted_ SIRTAKI_GUARDED_BY(mutex_);  // not messages
+  struct SetCalls {
+    std::uint64_t accepted = 0;  // not messages
+    Epoch epoch;
+  };
+  std::map<SetNumber, SetCalls> of_set_ SIRTAKI_GUARDED_BY(mutex_);
   // The deadlines are those of pending and held work.
   std::set<std::pair<TimePoint, const Work*>> deadlines_ SIRTAKI_GUARDED_BY(mutex_);
   Status closed_ SIRTAKI_GUARDED_BY(mutex_);

@@ -79,16 +79,15 @@ void Negotiator::Join(SetNumber number, TimePoint now) {
   SetState* set = FindSet(number);
   if (faulted() || set == nullptr || !set->self_member()) return;
   set->NoteJoined(kSelf, options_.rank);
-  set->joined_since = now;
+  set->joins.self_since = now;
   // Nobody reports it, but it waits like any other key (18).
-  set->AddPlaceholder(Key::Join(number), now);
+  set->keys.Add(Key::Join(number), now);
   AdvanceAfterDeparture(*set);
   Due(now + options_.ping_interval);
 }
 
 void Negotiator::Leave(const std::string& why, TimePoint now) {
-  if (faulted() || self_left_) return;
-  self_left_ = true;
+  if (faulted() || leaving()) return;
   left_since_ = now;
   left_why_.emplace_back(RankRanges::Single(options_.rank), why);
   NoteLeft(RankRanges::Single(options_.rank), why);
@@ -137,7 +136,7 @@ void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
     return;
   }
   liveness_.Heard(from, now);
-  if (faulted() || closed_) return;
+  if (faulted() || closed()) return;
 
   const bool from_child = child >= 0;
   if (auto* report = std::get_if<ReportMessage>(&body); report && from_child) {
@@ -166,9 +165,10 @@ void Negotiator::Receive(int from, MessageBody body, TimePoint now) {
   } else if (std::holds_alternative<ByeAckMessage>(body) && from_child) {
     children_[static_cast<std::size_t>(child)].bye_acknowledged = true;
     Due(now);
-  } else if (std::holds_alternative<ByeConfirmMessage>(body) && !from_child && bye_acknowledged_) {
+  } else if (std::holds_alternative<ByeConfirmMessage>(body) && !from_child &&
+             end_ >= End::kAcknowledged) {
     for (const Link& link : children_) SendNow(link.rank, ByeConfirmMessage{});
-    closed_ = true;
+    end_ = End::kClosed;
   } else {
     Protocol(from, "a message that does not fit its place in the tree");
   }
@@ -284,14 +284,14 @@ void Negotiator::Advance(SetState& set, PendingKey& pending) {
 void Negotiator::AdvanceAfterDeparture(SetState& set) {
   // The keys first: what was reported before the departure is told before it (3).
   for (PendingKey* const pending : set.CompleteKeys()) Advance(set, *pending);
-  if (set.joined_told || !set.AllJoinedOrLeft()) return;
-  set.joined_told = true;
-  if (PendingKey* join = set.Find(Key::Join(set.number()))) join->forwarded = true;
+  if (set.joins.told || !set.AllJoinedOrLeft()) return;
+  set.joins.told = true;
+  if (PendingKey* join = set.keys.Find(Key::Join(set.number()))) join->forwarded = true;
   const RankRanges left = left_.Intersection(set.members());
   if (!set.seat()) {
-    up_.push_back(JoinedItem{set.number(), set.last_joined()});
+    up_.push_back(JoinedItem{set.number(), set.joins.last});
   } else if (left.empty()) {
-    set.decided.push_back(JoinDoneEntry{set.last_joined()});
+    set.decided.push_back(JoinDoneEntry{set.joins.last});
   } else {
     set.decided.push_back(
         FailEntry{Key::Join(set.number()), StatusCode::kShutDown, "join: " + LeftText(left)});
@@ -332,11 +332,14 @@ void Negotiator::Decide(SetState& set, PendingKey& pending) {
     set.decided.push_back(
         FailEntry{key, StatusCode::kShutDown, key.ToString() + ": " + LeftText(left)});
   } else if (pending.variants.size() > 1 || pending.more_variants > 0 || !first.invalid.empty()) {
-    const bool invalid = std::any_of(pending.variants.begin(), pending.variants.end(),
-                                     [](const Variant& v) { return !v.invalid.empty(); });
-    set.decided.push_back(FailEntry{key,
-                                    invalid ? StatusCode::kInvalidArgument : StatusCode::kMismatch,
-                                    MismatchText(key, pending.variants, pending.more_variants)});
+    StatusCode code = StatusCode::kMismatch;
+    for (const Variant& variant : pending.variants) {
+      if (variant.invalid.empty() || code == StatusCode::kRefused) continue;
+      code = std::holds_alternative<Refusal>(variant.asked) ? StatusCode::kRefused
+                                                            : StatusCode::kInvalidArgument;
+    }
+    set.decided.push_back(
+        FailEntry{key, code, MismatchText(key, pending.variants, pending.more_variants)});
   } else if (signature == nullptr) {
     set.decided.push_back(DecideChange(key, first.asked, pending));
   } else if (signature->root >= 0 && pending.silent.Contains(signature->root)) {

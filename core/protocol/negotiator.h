@@ -111,9 +111,9 @@ class Negotiator final : private StallWatch::Surroundings {
   bool faulted() const override { return cause_.has_value(); }
   const Cause& cause() const { return *cause_; }  // precondition: faulted()
   // True when everyone has left, this subtree is drained and the parent knows: stop (17).
-  bool closed() const { return closed_; }
-  bool leaving() const { return self_left_; }
-  bool all_left() const { return bye_; }
+  bool closed() const { return end_ == End::kClosed; }
+  bool leaving() const { return left_since_.has_value(); }
+  bool all_left() const { return end_ != End::kOpen; }
   // Keys that are not decided, or batches and messages that were not taken.
   bool Outstanding() const;
   // The sets of which this rank is a member.
@@ -130,6 +130,14 @@ class Negotiator final : private StallWatch::Surroundings {
     Key key;
   };
   using UpItem = std::variant<ReadyUp, JoinedItem, LeftItem, StalledItem>;
+
+  // The end comes in these steps (17).
+  enum class End : std::uint8_t {
+    kOpen,
+    kBye,           // everyone has left
+    kAcknowledged,  // and the parent was told that this subtree is drained
+    kClosed,
+  };
 
   struct Link {
     int rank = -1;
@@ -169,7 +177,9 @@ class Negotiator final : private StallWatch::Surroundings {
   bool ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& decided);
   // MayBeDecided says whether an entry of this key makes sense here; false: a fault was raised.
   bool MayBeDecided(const SetState& set, const Key& key, const PendingKey* pending);
-  bool MayBeDecided(SetState& set, const Key& key) { return MayBeDecided(set, key, set.Find(key)); }
+  bool MayBeDecided(SetState& set, const Key& key) {
+    return MayBeDecided(set, key, set.keys.Find(key));
+  }
   bool MayChangeSets(const std::string& what, SetNumber set, const Key& key,
                      const DecidedBatch& decided);  // false: a fault was raised
   bool Apply(const AddSetEntry& entry, DecidedBatch& decided);
@@ -219,11 +229,8 @@ class Negotiator final : private StallWatch::Surroundings {
 
   RankRanges left_;  // known here: of this subtree
   std::vector<std::pair<RankRanges, std::string>> left_why_;
-  bool self_left_ = false;
-  TimePoint left_since_{};
-  bool bye_ = false;
-  bool bye_acknowledged_ = false;  // told the parent
-  bool closed_ = false;
+  std::optional<TimePoint> left_since_;  // this rank has left then
+  End end_ = End::kOpen;
 
   Liveness liveness_;
   // A ping makes us wait too, until then, on everyone but the one who asked: asking back would keep

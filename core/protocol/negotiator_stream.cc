@@ -20,10 +20,6 @@ bool IsChange(const Entry& entry) {
          std::holds_alternative<LimitsEntry>(entry) || std::holds_alternative<AssemblyEntry>(entry);
 }
 
-bool AllAbsent(const std::vector<bool>& absent) {
-  return std::all_of(absent.begin(), absent.end(), [](bool a) { return a; });
-}
-
 }  // namespace
 
 // ---- the stream ----
@@ -95,7 +91,7 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
   if (const auto* fail = std::get_if<FailEntry>(&entry)) {
     if (!MayBeDecided(set, fail->key)) return false;
     if (fail->key == Key::Join(set.number())) set.EndEpoch();
-    set.Erase(fail->key);
+    set.keys.Erase(fail->key);
     decided.entries.push_back(DecidedFail{
         fail->key, Status(fail->code, fail->text, FailOrigin(fail->key, fail->code, fail->text))});
   } else if (const auto* evict = std::get_if<EvictEntry>(&entry)) {
@@ -112,7 +108,7 @@ bool Negotiator::ApplyEntry(SetState& set, const Entry& entry, DecidedBatch& dec
   } else if (const auto* assembly = std::get_if<AssemblyEntry>(&entry)) {
     return Pass(*assembly, decided);
   } else {
-    bye_ = true;
+    end_ = std::max(end_, End::kBye);
   }
   return true;
 }
@@ -136,7 +132,7 @@ bool Negotiator::Apply(const AddSetEntry& entry, DecidedBatch& decided) {
                                entry.members.ToString() + ", which cannot be added");
     return false;
   }
-  world->Erase(entry.key);
+  world->keys.Erase(entry.key);
   set_numbers_.insert(entry.set);
   last_set_ = std::max(last_set_, entry.set);
   if (set.relevant()) {
@@ -150,7 +146,7 @@ bool Negotiator::Apply(const AddSetEntry& entry, DecidedBatch& decided) {
 bool Negotiator::Apply(const RemoveSetEntry& entry, DecidedBatch& decided) {
   SetState* world = FindSet(kWorldSet);
   if (!MayChangeSets("removal", entry.set, entry.key, decided)) return false;
-  world->Erase(entry.key);
+  world->keys.Erase(entry.key);
   set_numbers_.erase(entry.set);
   if (SetState* set = FindSet(entry.set)) {
     const auto fail = [&](const Key& key) {
@@ -159,10 +155,10 @@ bool Negotiator::Apply(const RemoveSetEntry& entry, DecidedBatch& decided) {
                                   key.ToString() + ": the set was removed while it waited",
                                   Origin{-1, {}, TensorName(key)})});
     };
-    for (const auto* key = set->OldestPending(); key != nullptr; key = key->after) {
+    for (const auto* key = set->keys.Oldest(); key != nullptr; key = key->after) {
       if (key->self_reported) fail(*key->key);
     }
-    if (set->self_joined()) fail(Key::Join(entry.set));
+    if (set->joins.self) fail(Key::Join(entry.set));
     ForgetSet(entry.set);
   }
   decided.entries.push_back(entry);
@@ -181,7 +177,7 @@ template <typename Change>
 bool Negotiator::Pass(const Change& entry, DecidedBatch& decided) {
   SetState& set = *FindSet(decided.set);
   if (!MayBeDecided(set, entry.key)) return false;
-  set.Erase(entry.key);
+  set.keys.Erase(entry.key);
   decided.entries.push_back(entry);
   return true;
 }
@@ -222,18 +218,16 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
     }
     set.ids.Insert(run.new_id, *key, *signature);
   }
-  PendingKey* const pending = set.Find(*key);
+  PendingKey* const pending = set.keys.Find(*key);
   if (!MayBeDecided(set, *key, pending)) return false;
-  if (pending != nullptr) set.Erase(*pending);
+  if (pending != nullptr) set.keys.Erase(*pending);
   auto& started =
       std::get<DecidedRun>(decided.entries.emplace_back(std::in_place_type<DecidedRun>));
   started.key = *key;
   started.signature = *signature;
   started.silent = run.silent;
-  if (!run.absent.empty()) {
-    started.absent_everywhere = AllAbsent(run.absent);
-    started.absent = run.absent;
-  }
+  started.absent_everywhere = AllAbsent(run.absent);
+  started.absent = run.absent;
   return true;
 }
 
@@ -276,7 +270,7 @@ void Negotiator::ForgetAcknowledged() {
 
 ReadyItem Negotiator::WriteReady(const Key& key) {
   SetState& set = *FindSet(key.set);
-  PendingKey& pending = *set.Find(key);
+  PendingKey& pending = *set.keys.Find(key);
   ReadyItem item;
   item.set = key.set;
   item.absent = pending.absent;
@@ -349,9 +343,9 @@ Negotiator::Ready Negotiator::TakeReady(bool with_batches) {
 
 bool Negotiator::Outstanding() const {
   if (!up_.empty() || !batches_.empty() || !immediate_.empty()) return true;
-  if (self_left_ && !closed_) return true;
+  if (leaving() && !closed()) return true;
   for (const auto& [number, set] : sets_) {
-    if (set.OldestPending() != nullptr || !set.decided.empty() || set.self_joined()) return true;
+    if (set.keys.Oldest() != nullptr || !set.decided.empty() || set.joins.self) return true;
   }
   return false;
 }
@@ -362,7 +356,7 @@ bool Negotiator::Quiescent() const {
     if (!link.unsent.empty()) return false;
   }
   return std::all_of(sets_.begin(), sets_.end(), [](const auto& entry) {
-    return entry.second.OldestPending() == nullptr && entry.second.decided.empty();
+    return entry.second.keys.Oldest() == nullptr && entry.second.decided.empty();
   });
 }
 

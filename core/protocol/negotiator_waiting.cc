@@ -9,7 +9,7 @@ namespace sirtaki::core {
 void Negotiator::Due(TimePoint at) { next_deadline_ = std::min(next_deadline_, at); }
 
 void Negotiator::Step(const LocalState& local, TimePoint now) {
-  if (faulted() || closed_) return;
+  if (faulted() || closed()) return;
   CheckBye(local);
   for (const auto& running : local.running) Due(running.since + options_.ping_interval);
   if (now < NextDeadline()) return;
@@ -23,7 +23,7 @@ void Negotiator::Step(const LocalState& local, TimePoint now) {
 Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
   if (faulted()) return {};
   SetState* set = FindSet(key.set);
-  PendingKey* pending = set == nullptr ? nullptr : set->Find(key);
+  PendingKey* pending = set == nullptr ? nullptr : set->keys.Find(key);
   if (pending == nullptr) {
     // It is decided, and is late in its lane.
     RaiseFault(StatusCode::kTimedOut, TimeOutText(key, limit), TensorName(key));
@@ -37,9 +37,9 @@ Duration Negotiator::TimeOut(const Key& key, Duration limit, TimePoint now) {
 
 void Negotiator::CheckPeers(const LocalState& local, TimePoint now) {
   for (auto& [number, set] : sets_) {
-    if (const auto* oldest = set.OldestPending()) WaitOn(set, oldest->since, now);
-    if (set.self_joined()) WaitOn(set, set.joined_since, now);
-    if (number == kWorldSet && self_left_) WaitOn(set, left_since_, now);
+    if (const auto* oldest = set.keys.Oldest()) WaitOn(set, oldest->since, now);
+    if (set.joins.self) WaitOn(set, set.joins.self_since, now);
+    if (number == kWorldSet && leaving()) WaitOn(set, *left_since_, now);
     for (const auto& running : local.running) {
       if (running.set == number) WaitOn(set, running.since, now);
     }
@@ -78,18 +78,17 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
 // ---- the end (17) ----
 
 void Negotiator::CheckBye(const LocalState& local) {
-  if (!bye_ || bye_acknowledged_ || !local.drained || !batches_.empty()) return;
+  if (end_ != End::kBye || !local.drained || !batches_.empty()) return;
   for (const Link& link : children_) {
     if (!link.bye_acknowledged) return;
   }
   if (node_.parent >= 0) {
-    bye_acknowledged_ = true;
+    end_ = End::kAcknowledged;
     SendNow(node_.parent, ByeAckMessage{});
     return;
   }
   for (const Link& link : children_) SendNow(link.rank, ByeConfirmMessage{});
-  bye_acknowledged_ = true;
-  closed_ = true;
+  end_ = End::kClosed;
 }
 
 }  // namespace sirtaki::core

@@ -15,10 +15,6 @@
 namespace sirtaki::core {
 namespace {
 
-// A bucket's arena: its own number; above that, how often its buckets have been laid out again.
-constexpr int kArenaWidth = 32;
-constexpr std::uint64_t kArenaBits = 0xffffffffU;
-
 std::uint64_t Bits(double value) { return std::bit_cast<std::uint64_t>(value); }
 
 // The shortest text that reads back as the same number, in any locale.
@@ -127,9 +123,12 @@ std::string Key::ToString() const {
       break;
     case Form::kBucket:
       text =
-          "bucket " + std::to_string(bucket) + " of arena " + std::to_string(number & kArenaBits);
-      if (const std::uint64_t before = number >> kArenaWidth; before > 0) {
-        text += ", layout " + std::to_string(before + 1);
+          "bucket " + std::to_string(bucket) + " of arena " + std::to_string(number & 0xffffffff);
+      if (number >> 32 != 0) {
+        text += ", layout " + std::to_string((number >> 32 & 0xffff) + 1);
+        if (const std::uint64_t joins = number >> 48; joins > 0) {
+          text += " since join " + std::to_string(joins);
+        }
       }
       break;
   }
@@ -203,10 +202,15 @@ bool AskTheSame(const Asked& a, const Asked& b) {
   return one == other || *one == *other;
 }
 
+bool AllAbsent(const std::vector<bool>& absent) {
+  return !absent.empty() && std::find(absent.begin(), absent.end(), false) == absent.end();
+}
+
 std::string_view KindName(const Asked& asked) {
   if (const SignaturePtr& signature = CollectiveOf(asked)) return OpKindName(signature->kind);
   constexpr std::array<std::string_view, std::variant_size_v<Asked>> kNames = {
-      "nothing", "adding a process set", "removing a process set", "change of limits", "assembly"};
+      "nothing", "adding a process set", "removing a process set", "change of limits", "assembly",
+      "refusal"};
   return kNames[asked.index()];
 }
 

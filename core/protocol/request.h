@@ -138,11 +138,16 @@ struct RemoveSet {
 struct Assembly {
   bool operator==(const Assembly&) const = default;
 };
+// The rank gives nothing, and will not, since its program has thrown: `Request::invalid` says so.
+struct Refusal {
+  bool operator==(const Refusal&) const = default;
+};
 
-// A request asks for one of these: a collective, or, of the world except an assembly, a change. Two
+// A request asks for one of these: a collective; a refusal, under a collective's key; or a change, of
+// the world except an assembly. Two
 // requests under one key are compatible when they ask for the same. A null signature asks for
 // nothing.
-using Asked = std::variant<SignaturePtr, AddSet, RemoveSet, Limits, Assembly>;
+using Asked = std::variant<SignaturePtr, AddSet, RemoveSet, Limits, Assembly, Refusal>;
 bool AskTheSame(const Asked& a, const Asked& b);
 // CollectiveOf gives null if it is none.
 inline const SignaturePtr& CollectiveOf(const Asked& asked) {
@@ -168,6 +173,9 @@ struct Request {
 
   const SignaturePtr& signature() const { return CollectiveOf(asked); }
 };
+
+// Whether the bits, as Request::absent has them, say that nothing is there.
+bool AllAbsent(const std::vector<bool>& absent);
 
 // An operation of this rank that has started and not finished.
 struct RunningOperation {

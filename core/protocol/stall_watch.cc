@@ -106,7 +106,7 @@ void StallWatch::Step(std::map<SetNumber, SetState>& sets,
                       const std::vector<RunningOperation>& running, TimePoint now) {
   next_ = TimePoint::max();
   for (auto& [number, set] : sets) {
-    if (set.OldestPending()) CheckStalls(set, now);
+    if (set.keys.Oldest()) CheckStalls(set, now);
     if (around_.faulted()) return;
   }
   CheckLeaving(now);
@@ -123,12 +123,12 @@ void StallWatch::CheckStalls(SetState& set, TimePoint now) {
   const Duration warning = options_.stall_warning;
   const Duration limit = options_.stall_limit;
   const Duration first = warning > Duration::zero() ? warning : limit;
-  if (now < set.next_stall_check) return Due(set.next_stall_check);
+  if (now < set.stalls.next_check) return Due(set.stalls.next_check);
 
   // A key that comes later cannot be due before this.
-  set.next_stall_check = first > Duration::zero() ? now + first : TimePoint::max();
+  set.stalls.next_check = first > Duration::zero() ? now + first : TimePoint::max();
   if (set.seat()) {
-    std::vector<PendingKey*> waiting = set.UndecidedKeys();
+    std::vector<PendingKey*> waiting = set.keys.Undecided();
     // A key that a child told of came later than it has waited.
     std::stable_sort(waiting.begin(), waiting.end(),
                      [](const PendingKey* a, const PendingKey* b) { return a->since < b->since; });
@@ -137,20 +137,20 @@ void StallWatch::CheckStalls(SetState& set, TimePoint now) {
   } else {
     ReportStalls(set, first, now);
   }
-  Due(set.next_stall_check);
+  Due(set.stalls.next_check);
 }
 
 // All that wait as soon as one has waited for long: the seat makes one warning of them.
 void StallWatch::ReportStalls(SetState& set, Duration first, TimePoint now) {
   if (first <= Duration::zero()) return;
-  std::vector<PendingKey*> waiting = set.UndecidedKeys();
+  std::vector<PendingKey*> waiting = set.keys.Undecided();
   std::erase_if(waiting, [](const PendingKey* pending) {
     return pending->stall != nullptr && pending->stall->reported;
   });
   bool overdue = false;
   for (const PendingKey* const pending : waiting) {
     overdue |= now - pending->since >= first;
-    set.next_stall_check = std::min(set.next_stall_check, pending->since + first);
+    set.stalls.next_check = std::min(set.stalls.next_check, pending->since + first);
   }
   if (!overdue) return;
   for (PendingKey* const pending : waiting) {
@@ -158,14 +158,14 @@ void StallWatch::ReportStalls(SetState& set, Duration first, TimePoint now) {
     const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(now - pending->since);
     around_.Report(StalledItem{*pending->key, waited.count()});
   }
-  set.next_stall_check = now + first;
+  set.stalls.next_check = now + first;
 }
 
 void StallWatch::NoteTimeOut(SetState& set, PendingKey& pending, Duration limit, TimePoint now) {
   if (set.seat()) {
     // The limit of a call that was late when it was submitted is not zero, which would be none.
     pending.Stall().call_limit = std::max<Duration>(limit, std::chrono::microseconds(1));
-    set.next_stall_check = now;
+    set.stalls.next_check = now;
     Due(now);
     return;
   }
@@ -181,7 +181,7 @@ void StallWatch::NoteTimeOut(SetState& set, PendingKey& pending, Duration limit,
 void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting, TimePoint now) {
   const Duration warning = options_.stall_warning;
   const Duration limit = options_.stall_limit;
-  TimePoint& next = set.next_stall_check;
+  TimePoint& next = set.stalls.next_check;
   for (PendingKey* const pending : waiting) {
     if (pending->stall == nullptr || !pending->stall->inquiry) continue;
     const StalledKey::Inquiry& inquiry = *pending->stall->inquiry;
@@ -195,7 +195,7 @@ void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting,
     }
     if (around_.faulted()) return;
   }
-  std::erase_if(set.next_warning, [&](const auto& late) {
+  std::erase_if(set.stalls.next_warning, [&](const auto& late) {
     return std::none_of(waiting.begin(), waiting.end(), [&](const PendingKey* pending) {
       return pending->stall != nullptr && pending->stall->warned &&
              HaveCommon(set.Missing(*pending), {late.first});
@@ -231,9 +231,9 @@ void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting,
     if (now >= due) {
       bool all_known = true;
       for (const int late : set.Missing(*pending)) {
-        const auto known = set.next_warning.find(late);
-        all_known &= known != set.next_warning.end();
-        if (known != set.next_warning.end()) due = std::max(due, known->second);
+        const auto known = set.stalls.next_warning.find(late);
+        all_known &= known != set.stalls.next_warning.end();
+        if (known != set.stalls.next_warning.end()) due = std::max(due, known->second);
       }
       if (!all_known || now >= due) return start(*pending, /*fault_after=*/false);
     }
@@ -248,7 +248,7 @@ void StallWatch::StartInquiry(SetState& set, PendingKey& pending, bool fault_aft
   inquiry.fault_after = fault_after;
   inquiry.call_limit = stall.call_limit;
   inquiry.number = ++questions_;
-  inquiry.asked = set.next_order();
+  inquiry.asked = set.keys.next_order();
   stall.to_be_asked = false;
   for (const int source : set.Missing(pending)) {
     if (source == kSelf) {
@@ -282,7 +282,7 @@ bool StallWatch::FinishInquiry(SetState& set, PendingKey& pending,
   RankRanges able = set.members();
   able.Remove(around_.left());
   if (pending.reports == 0 && warning.silent.empty() && warning.missing.ContainsAll(able)) {
-    set.Erase(pending);
+    set.keys.Erase(pending);
     return false;
   }
   inquiry.activities = warning.activities;
@@ -290,7 +290,7 @@ bool StallWatch::FinishInquiry(SetState& set, PendingKey& pending,
   if (around_.faulted() || inquiry.for_circle) return true;
   // The next warning of this stall comes after as long again, and not one for each of its keys.
   const std::vector<int> missing = set.Missing(pending);
-  for (const int late : missing) set.next_warning[late] = now + warning.waited;
+  for (const int late : missing) set.stalls.next_warning[late] = now + warning.waited;
   for (PendingKey* const other : waiting) {
     if (!HaveCommon(missing, set.Missing(*other))) continue;
     other->Stall().warned = true;
@@ -327,7 +327,7 @@ void StallWatch::Receive(SetState& set, const QueryMessage& asked, TimePoint now
   // Half of what the asker waits, so that an answer that is not complete still comes in time.
   query.deadline = now + options_.ping_interval / 2;
   static const PendingKey kNothingReported;
-  const PendingKey* pending = set.Find(key);
+  const PendingKey* pending = set.keys.Find(key);
   if (pending == nullptr || !pending->forwarded) {
     for (const int source : set.Missing(pending ? *pending : kNothingReported)) {
       if (source == kSelf) {
@@ -348,14 +348,14 @@ void StallWatch::Receive(SetState& set, const QueryMessage& asked, TimePoint now
 }
 
 void StallWatch::Receive(SetState& set, int child, AnswerMessage answer, TimePoint now) {
-  PendingKey* pending = set.Find(answer.key);
+  PendingKey* pending = set.keys.Find(answer.key);
   StalledKey* const stall = pending == nullptr ? nullptr : pending->stall.get();
   if (stall != nullptr && stall->inquiry && stall->inquiry->number == answer.number) {
     std::erase(stall->inquiry->awaited, child);
     stall->inquiry->missing.Add(answer.missing);
     AddActivities(stall->inquiry->activities, std::move(answer.activities));
     if (stall->inquiry->awaited.empty()) {
-      set.next_stall_check = now;
+      set.stalls.next_check = now;
       Due(now);
     }
     return;
@@ -425,10 +425,10 @@ void StallWatch::Receive(SetState& set, const StalledItem& stalled, TimePoint no
   const auto bounded = [](std::int64_t us) {
     return std::chrono::microseconds(std::clamp<std::int64_t>(us, 0, std::int64_t{1} << 40));
   };
-  PendingKey& pending = set.AddPlaceholder(stalled.key, now - bounded(stalled.waited_us));
+  PendingKey& pending = set.keys.Add(stalled.key, now - bounded(stalled.waited_us));
   const Duration limit = bounded(stalled.limit_us);
   if (limit > Duration::zero()) NoteTimeOut(set, pending, limit, now);
-  set.next_stall_check = now;
+  set.stalls.next_check = now;
   Due(now);
 }
 

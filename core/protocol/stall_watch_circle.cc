@@ -31,11 +31,11 @@ bool IsUndecided(const PendingKey& pending) { return !pending.forwarded; }
 // True: `path` leads from `target` back to it.
 bool FindCircle(const SetState& set, const Key& target, const Key& key, Path& path, Keys& seen) {
   if (path.size() == kLongest) return false;
-  const PendingKey* const found = set.Find(key);
+  const PendingKey* const found = set.keys.Find(key);
   if (found == nullptr || found->stall == nullptr) return false;
   const StalledKey& stall = *found->stall;
   for (const StalledKey::HeldUp& held_up : stall.held_up) {
-    const PendingKey* const next = set.Find(held_up.by);
+    const PendingKey* const next = set.keys.Find(held_up.by);
     if (next == nullptr || !IsUndecided(*next)) continue;
     // It is the key that the rank meant: no later use of its name.
     if (next->order >= stall.asked) continue;
@@ -57,7 +57,8 @@ RankActivity StallWatch::Activity() {
   RankActivity activity{options_.rank, options_.activity(), options_.waits_for()};
   if (activity.waits_for) {
     SetState* const set = around_.FindSet(activity.waits_for->set);
-    const PendingKey* const pending = set == nullptr ? nullptr : set->Find(*activity.waits_for);
+    const PendingKey* const pending =
+        set == nullptr ? nullptr : set->keys.Find(*activity.waits_for);
     if (pending == nullptr || !pending->self_reported) activity.waits_for.reset();
   }
   return activity;
@@ -68,7 +69,7 @@ RankActivity StallWatch::Activity() {
 void StallWatch::NoteHeldUp(SetState& set, PendingKey& pending,
                             const StalledKey::Inquiry& inquiry) {
   if (options_.stall_limit <= Duration::zero()) return;
-  if (!inquiry.for_circle) set.circle_since = inquiry.number;
+  if (!inquiry.for_circle) set.stalls.circle_since = inquiry.number;
   StalledKey& stall = pending.Stall();
   stall.held_up.clear();
   stall.asked = inquiry.asked;
@@ -76,9 +77,9 @@ void StallWatch::NoteHeldUp(SetState& set, PendingKey& pending,
   for (const RankActivity& activity : inquiry.activities) {
     if (!activity.waits_for) continue;
     stall.held_up.push_back({activity.rank, *activity.waits_for});
-    PendingKey* const by = set.Find(*activity.waits_for);
+    PendingKey* const by = set.keys.Find(*activity.waits_for);
     if (by == nullptr || !IsUndecided(*by)) continue;
-    const bool is_known = by->stall != nullptr && by->stall->question >= set.circle_since;
+    const bool is_known = by->stall != nullptr && by->stall->question >= set.stalls.circle_since;
     if (!is_known) by->Stall().to_be_asked = true;
   }
   RaiseCircle(set, *pending.key);

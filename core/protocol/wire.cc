@@ -4,7 +4,7 @@
 // several (`[0]`, `[1]`, ...) is a variant in core/protocol/message.h or request.h, in their order.
 //
 //   frame     := message fixed64 digest                     of the message: core/base/digest.h
-//   message   := [0x53] [version 5] varint session body     nothing follows
+//   message   := [0x53] [version 6] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
 //              | [2] key varint number                      a query
@@ -30,6 +30,7 @@
 //              | [2] set                                    to remove a set
 //              | [3] limits                                 to plan with these
 //              | [4]                                        an assembly
+//              | [5]                                        nothing: a refusal, with a text
 //   limits    := varint fusion_bytes varint small_bytes varint chunk_bytes varint bucket_bytes
 //                varint first_bucket_bytes varint fusion_delay_us
 //                                                           63 bits each; chunk_bytes is not 0,
@@ -105,7 +106,7 @@ namespace sirtaki::core {
 namespace {
 
 constexpr std::uint8_t kMagic = 0x53;
-constexpr std::uint8_t kVersion = 5;
+constexpr std::uint8_t kVersion = 6;
 constexpr auto kAnyNumber = std::numeric_limits<std::size_t>::max();
 
 enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidRequest };
@@ -223,6 +224,8 @@ class MessageFields {
     if (tag != kValid) {
       io_.Text("variant reason", variant.invalid);
       if (variant.invalid.empty()) io_.Fail("variant reason", "is empty");
+    } else if (std::holds_alternative<Refusal>(variant.asked)) {
+      io_.Fail("variant reason", "is missing: a refusal has one");
     }
     VisitSomeRanks("variant ranks", variant.ranks);
   }
@@ -230,6 +233,7 @@ class MessageFields {
   void Visit(Of<AddSet>& change) { io_.Ranks("members", change.members); }
   void Visit(Of<RemoveSet>& change) { io_.Number("set", change.set); }
   void Visit(Of<Assembly>&) {}
+  void Visit(Of<Refusal>&) {}
 
   void Visit(Of<Limits>& limits) {
     io_.Check(limits.AreAllowed(), "limits are checked at submission");
@@ -428,7 +432,7 @@ class MessageFields {
   }
 
   void VisitCode(Of<StatusCode>& code) {
-    io_.Byte("status code", code, static_cast<int>(StatusCode::kUnsupported));
+    io_.Byte("status code", code, static_cast<int>(StatusCode::kRefused));
     if (code == StatusCode::kOk) io_.Fail("status code", "says that nothing failed");
   }
 

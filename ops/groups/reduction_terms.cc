@@ -19,10 +19,7 @@ fusion::Identity IdentityOf(core::ReduceOp op, core::DType dtype) {
 
 const void* ReducedInput(const GroupItem& item) {
   if (item.work == nullptr) return nullptr;
-  const std::vector<bool>& absent = item.work->request.absent;
-  const bool all_absent =
-      !absent.empty() && std::find(absent.begin(), absent.end(), false) == absent.end();
-  return all_absent ? nullptr : item.work->input;
+  return core::AllAbsent(item.work->request.absent) ? nullptr : item.work->input;
 }
 
 std::vector<fusion::Piece> ReducedPieces(const GroupTask& task) {

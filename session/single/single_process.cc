@@ -131,10 +131,7 @@ Status RunInSingleProcess(core::Work& work, Devices& devices) {
   }
   if (request.signature() == nullptr) return Status::Ok();  // a change, which is the caller's
   const core::Signature& signature = *request.signature();
-  const bool absent =
-      !request.absent.empty() &&
-      std::find(request.absent.begin(), request.absent.end(), false) == request.absent.end();
-  if (absent) {
+  if (core::AllAbsent(request.absent)) {
     work.handle->SetAbsentEverywhere();
     return Status::Ok();
   }

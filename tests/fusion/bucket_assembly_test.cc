@@ -73,6 +73,23 @@ TEST(BucketAssemblyTest, SaysWhatIsAbsentAndWhatIsInvalid) {
   EXPECT_EQ(whole->request.invalid, "of no type");
 }
 
+// The text is that of the first part that is invalid, whichever refuses.
+TEST(BucketAssemblyTest, APartThatRefusesMakesTheWholeARefusal) {
+  for (const std::size_t count : {1, 3}) {
+    auto signature = SignatureOf(count == 1 ? 0 : count);
+    BucketAssembly bucket(kKey, signature);
+    for (std::size_t i = 0; i < count; ++i) {
+      const core::WorkPtr part = Part(false, "of no type");
+      if (i + 1 == count) part->request.asked = core::Refusal{};
+      bucket.Put(i, part);
+    }
+    const core::WorkPtr whole = bucket.Assemble(/*round=*/2);
+    EXPECT_EQ(whole->request.asked, core::Asked(core::Refusal{})) << count;
+    EXPECT_EQ(whole->request.signature(), nullptr);
+    EXPECT_EQ(whole->request.invalid, "of no type");
+  }
+}
+
 TEST(BucketAssemblyTest, ARoundEndsWithItsLastRelease) {
   std::atomic<int> observed{0};
   BucketAssembly bucket(kKey, SignatureOf(2));

@@ -334,7 +334,8 @@ TEST_F(SessionObservabilityTest, WhatABucketHoldsIsToldAlsoWhenItHasGone) {
   EXPECT_EQ(observation.InWords("bucket 1 of arena 1 has waited"),
             R"(the gradient of "v" has waited)");
   for (const char* const other :
-       {"bucket 1 of arena 10 has waited", "bucket 1 of arena 1, layout 2", "a bucket of water",
+       {"bucket 1 of arena 10 has waited", "bucket 1 of arena 1, layout 2",
+        "bucket 1 of arena 1, layout 1 since join 2", "a bucket of water",
         "bucket 1 of arena 1 of process set 2"}) {
     EXPECT_EQ(observation.InWords(other), other);
   }

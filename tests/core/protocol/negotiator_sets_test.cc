@@ -194,6 +194,33 @@ TEST_F(NegotiatorSetsTest, LimitsThatDifferAreToldByName) {
   ExpectNoFault();
 }
 
+// Beside an argument that is wrong on another rank as well.
+TEST_F(NegotiatorSetsTest, ARefusalIsTellable) {
+  std::vector<StatusCode> codes;
+  sim_.on_batch = [&codes](int, const core::DecidedBatch& batch) {
+    for (const core::Decided& decided : batch.entries) {
+      codes.push_back(std::get<core::DecidedFail>(decided).why.code());
+    }
+  };
+  for (const bool refuses : {false, true}) {
+    const std::string name = refuses ? "refused" : "wrong";
+    Submit(0, Key::Named(0, name), AllReduceOf({2}));
+    Submit(1, Key::Named(0, name), AllReduceOf({2}), "its backward() has thrown");
+    if (refuses) {
+      Submit(2, Key::Named(0, name), core::Refusal{}, "its backward() has thrown");
+    } else {
+      Submit(2, Key::Named(0, name), AllReduceOf({2}));
+    }
+    Submit(3, Key::Named(0, name), AllReduceOf({2}), "of no type");
+    sim_.Settle();
+    EXPECT_THAT(codes, testing::AllOf(testing::SizeIs(4),
+                                      testing::Each(refuses ? StatusCode::kRefused
+                                                            : StatusCode::kInvalidArgument)));
+    codes.clear();
+  }
+  ExpectNoFault();
+}
+
 TEST_F(NegotiatorSetsTest, AnAssemblyIsOfAllMembersOrOfNone) {
   AllSubmit("together", core::Assembly{});
   EXPECT_THAT(told(3), ElementsAre("assembled"));

@@ -147,6 +147,7 @@ ReportItem RandomMessages::Item() {
     variant.ranks = SomeRanks();
     if (Coin()) variant.invalid = "not contiguous" + Text();
     if (variant.invalid.empty() || Coin()) variant.asked = AnythingAsked();
+    if (!variant.invalid.empty() && Below(8) == 0) variant.asked = Refusal{};
     item.variants.push_back(variant);
   }
   if (Coin()) item.more_variants = static_cast<std::uint32_t>(random_());
@@ -278,6 +279,7 @@ class Dumper {
   void Of(const AddSet& change) { Ranks(change.members); }
   void Of(const RemoveSet& change) { Put(change.set); }
   void Of(const Assembly&) {}
+  void Of(const Refusal&) {}
   void Of(const Limits& limits) {
     Put(limits.fusion_bytes, limits.small_bytes, limits.chunk_bytes, limits.bucket_bytes,
         limits.first_bucket_bytes, limits.fusion_delay_us);

@@ -16,6 +16,9 @@ TEST(KeyTest, TextSaysWhichForm) {
   const std::uint64_t laid_out_twice = std::uint64_t{1} << 32U | 1U;
   EXPECT_EQ(Key::Bucket(2, laid_out_twice, 3).ToString(),
             "bucket 3 of arena 1, layout 2 of process set 2");
+  const std::uint64_t since_a_join = std::uint64_t{3} << 48U | 1U;
+  EXPECT_EQ(Key::Bucket(0, since_a_join, 3).ToString(),
+            "bucket 3 of arena 1, layout 1 since join 3");
 }
 
 TEST(KeyTest, TextOfACallOfTheLibrarySaysWhatItIsFor) {

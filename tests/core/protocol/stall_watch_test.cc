@@ -107,7 +107,7 @@ TEST(StallWatchTest, ARankThatDoesNotAnswerIsNamedAfterThePingTime) {
 TEST(StallWatchTest, ADecidedKeyIsForgotten) {
   WatchedNode node(0);
   node.Wait(kW);
-  node.sets.at(kWorldSet).Erase(kW);
+  node.sets.at(kWorldSet).keys.Erase(kW);
   node.Pass(seconds(60));
   EXPECT_THAT(node.sent, IsEmpty());
 }
