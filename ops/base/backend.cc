@@ -11,14 +11,6 @@ std::unique_ptr<Completion> Rootless::AllReduceSegments(Channel /*channel*/,
                          std::string(name()) + " does not reduce tensors where they lie"});
 }
 
-std::unique_ptr<Completion> Backend::AllReduceScaled(Channel /*channel*/, void* /*buffer*/,
-                                                     std::int64_t /*count*/, core::DType /*dtype*/,
-                                                     core::ReduceOp /*op*/,
-                                                     fusion::Scale /*after*/) {
-  return Finished::With(
-      {core::StatusCode::kUnsupported, std::string(name()) + " does not scale what it reduces"});
-}
-
 std::unique_ptr<Completion> Rootless::ReduceScatter(Channel /*channel*/, void* /*buffer*/,
                                                     std::span<const std::int64_t> /*counts*/,
                                                     core::DType /*dtype*/, core::ReduceOp /*op*/) {

@@ -77,9 +77,11 @@ class Rootless {
 
   // Reduces `count` elements in place; the same bits on all members. `op` and `dtype`: those that
   // HasReduction (ops/base/kernels.h) names, with the meaning that ReduceInto gives them. The lanes
-  // widen, scale and split into parts what has no reduction of its own.
+  // widen, scale and split into parts what has no reduction of its own. `after` scales the result, in
+  // its own type: none but the identity, unless Backend::ScalesReduced.
   virtual std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                                core::DType dtype, core::ReduceOp op) = 0;
+                                                core::DType dtype, core::ReduceOp op,
+                                                fusion::Scale after) = 0;
   // Every member gives `bytes` bytes; `output` holds size * bytes.
   virtual std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
                                                 std::int64_t bytes) = 0;
@@ -181,12 +183,8 @@ class Backend : public Rootless, public Backends {
 
   // ---- of backends that scale what they reduce on its way ----
 
-  // Whether AllReduceScaled is there on this channel; the same on all members.
+  // Whether AllReduce scales its result, in its own type, on this channel; the same on all members.
   virtual bool ScalesReduced(Channel /*channel*/) const { return false; }
-  // AllReduce whose result is scaled, in its own type. Precondition: ScalesReduced.
-  virtual std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer,
-                                                      std::int64_t count, core::DType dtype,
-                                                      core::ReduceOp op, fusion::Scale after);
 
   // Whether the progress of polled operations rings the doorbells of the members' engines. False:
   // they have to look.

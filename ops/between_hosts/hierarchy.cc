@@ -193,7 +193,8 @@ bool Hierarchy::Covers(Channel channel) const {
 }
 
 std::unique_ptr<Completion> Hierarchy::AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                                 core::DType dtype, core::ReduceOp op) {
+                                                 core::DType dtype, core::ReduceOp op,
+                                                 fusion::Scale /*after*/) {
   const Segment segment{buffer, buffer, count};
   return AllReduceSegments(channel, {&segment, 1}, {.dtype = dtype, .op = op});
 }
@@ -210,7 +211,7 @@ std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,
   return Run(set, work,
              [this, op = work.op, across = Across(channel, set)](
                  std::byte* memory, std::span<const std::int64_t> counts, DType dtype) {
-               return flat_.AllReduce(across, memory, counts.front(), dtype, op);
+               return flat_.AllReduce(across, memory, counts.front(), dtype, op, {});
              });
 }
 

@@ -58,7 +58,8 @@ class Hierarchy final : public Rootless {
   LetGo WhenLetGo(Channel channel) const override { return flat_.WhenLetGo(channel); }
   // Precondition of these: Covers(channel).
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                        core::DType dtype, core::ReduceOp op) override;
+                                        core::DType dtype, core::ReduceOp op,
+                                        fusion::Scale after) override;
   std::unique_ptr<Completion> AllGather(Channel channel, const void* input, void* output,
                                         std::int64_t bytes) override SIRTAKI_EXCLUDES(mutex_);
   std::unique_ptr<Completion> AllGatherV(Channel channel, const void* input, void* output,

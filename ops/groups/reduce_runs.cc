@@ -86,10 +86,9 @@ class WindowReduceRun : public GroupRun {
       });
     } else {
       BeginRootless([&] {
-        return by_backend_.identity()
-                   ? rootless_.AllReduce(channel(), memory, window.count, vector_.moved(), op_)
-                   : backend_.AllReduceScaled(channel(), memory, window.count, vector_.moved(), op_,
-                                              by_backend_);
+        Rootless& reducer = by_backend_.identity() ? rootless_ : backend_;
+        return reducer.AllReduce(channel(), memory, window.count, vector_.moved(), op_,
+                                 by_backend_);
       });
     }
     return true;

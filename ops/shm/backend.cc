@@ -219,7 +219,8 @@ std::unique_ptr<Completion> Backend::ReduceOne(Channel channel, const Segment& s
 }
 
 std::unique_ptr<Completion> Backend::AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                               core::DType dtype, core::ReduceOp op) {
+                                               core::DType dtype, core::ReduceOp op,
+                                               fusion::Scale /*after*/) {
   return ReduceOne(channel, {buffer, buffer, count}, dtype, op);
 }
 

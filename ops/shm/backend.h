@@ -51,7 +51,8 @@ class Backend final : public ops::Backend {
   core::Status RemoveSet(core::SetNumber set) override SIRTAKI_EXCLUDES(mutex_);
 
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                        core::DType dtype, core::ReduceOp op) override;
+                                        core::DType dtype, core::ReduceOp op,
+                                        fusion::Scale after) override;
   std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                      core::DType dtype, core::ReduceOp op, int root) override;
   std::unique_ptr<Completion> Broadcast(Channel channel, void* buffer, std::int64_t bytes,

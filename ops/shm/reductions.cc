@@ -93,9 +93,9 @@ class Round {
   bool any_direct() const { return direct_.count() > 0 || kept_.count() > 0; }
 
   // This member's part of what is reduced where it lies. False: stopped.
-  bool ReduceDirect() const;
+  bool ReduceDirect();
   // Reduces what this member keeps. False: stopped.
-  bool ReduceKept() const;
+  bool ReduceKept();
 
   // ---- what is staged, piece by piece ----
   // A frame brings a piece, and what its member has added up of the piece kBehind frames before: each
@@ -190,8 +190,7 @@ class Round {
   std::int64_t PlaceOf(const void* memory) const {
     return memory == nullptr ? kNothing : channel_.OffsetOf(memory);
   }
-  bool ReduceSeen(std::size_t segment, std::int64_t offset, std::int64_t count,
-                  std::byte* kept) const;
+  bool ReduceSeen(std::size_t segment, std::int64_t offset, std::int64_t count, std::byte* kept);
   const Place& PlaceAt(std::size_t member, std::size_t segment) const {
     return places_[member * segments_.size() + segment];
   }
@@ -209,11 +208,11 @@ class Round {
   std::int64_t piece_ = 0;   // elements
   bool divided_ = false;
   std::vector<const std::byte*> heard_;  // each member's frame
-  std::vector<const void*> inputs_;      // kept from one piece to the next
+  std::vector<const void*> inputs_;      // kept from one piece or segment to the next
   std::vector<void*> outputs_;
 };
 
-bool Round::ReduceDirect() const {
+bool Round::ReduceDirect() {
   const std::int64_t begin = direct_.Cut(channel_.self(), channel_.size(), element_);
   const std::int64_t end = direct_.Cut(channel_.self() + 1, channel_.size(), element_);
   bool going_on = true;
@@ -223,7 +222,7 @@ bool Round::ReduceDirect() const {
   return going_on;
 }
 
-bool Round::ReduceKept() const {
+bool Round::ReduceKept() {
   bool going_on = true;
   kept_.ForEach(0, kept_.count(), [&](std::size_t s, std::int64_t, std::int64_t) {
     core::KeptPart* const kept = segments_[s].kept;
@@ -238,26 +237,24 @@ bool Round::ReduceKept() const {
 // Reduces some elements of a segment that all members see. `kept`: where they are brought to; null:
 // to the outputs of all.
 bool Round::ReduceSeen(std::size_t segment, std::int64_t offset, std::int64_t count,
-                       std::byte* kept) const {
+                       std::byte* kept) {
   const std::int64_t step = kUnwatchedBytes / element_;
-  std::vector<const void*> inputs;
-  std::vector<void*> outputs;
   for (std::int64_t i = 0; i < count; i += step) {
     if (channel_.stop().raised()) return false;
-    inputs.clear();
-    outputs.clear();
+    inputs_.clear();
+    outputs_.clear();
     for (std::size_t m = 0; m < members_; ++m) {
       const Place& place = PlaceAt(m, segment);
       const int member = static_cast<int>(m);
       if (place.input != kNothing) {
-        inputs.push_back(channel_.At(member, place.input) + (offset + i) * element_);
+        inputs_.push_back(channel_.At(member, place.input) + (offset + i) * element_);
       }
       if (place.output != kNothing && place.output != kKept) {
-        outputs.push_back(channel_.At(member, place.output) + (offset + i) * element_);
+        outputs_.push_back(channel_.At(member, place.output) + (offset + i) * element_);
       }
     }
-    if (kept != nullptr) outputs.push_back(kept + i * element_);
-    ReduceMembers(how_.op, how_.dtype, inputs, outputs, std::min(step, count - i), how_.before,
+    if (kept != nullptr) outputs_.push_back(kept + i * element_);
+    ReduceMembers(how_.op, how_.dtype, inputs_, outputs_, std::min(step, count - i), how_.before,
                   how_.after);
   }
   return true;

@@ -224,9 +224,9 @@ std::unique_ptr<Completion> WireBackend::InChunks(
   });
 }
 
-std::unique_ptr<Completion> WireBackend::AllReduceScaled(Channel channel, void* buffer,
-                                                         std::int64_t count, DType dtype,
-                                                         ReduceOp op, fusion::Scale after) {
+std::unique_ptr<Completion> WireBackend::AllReduce(Channel channel, void* buffer,
+                                                   std::int64_t count, DType dtype, ReduceOp op,
+                                                   fusion::Scale after) {
   if (!HasReduction(op, dtype)) return NoReduction(dtype, op);
   const PartyPtr party = PartyOf(channel);
   if (party == nullptr) return NoSet(channel);

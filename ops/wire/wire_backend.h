@@ -48,17 +48,13 @@ class WireBackend : public Backend {
   core::Status RemoveSet(core::SetNumber set) override SIRTAKI_EXCLUDES(mutex_);
 
   std::unique_ptr<Completion> AllReduce(Channel channel, void* buffer, std::int64_t count,
-                                        core::DType dtype, core::ReduceOp op) override {
-    return AllReduceScaled(channel, buffer, count, dtype, op, {});
-  }
+                                        core::DType dtype, core::ReduceOp op,
+                                        fusion::Scale after) override;
   // A set of one runs nothing, and so would not scale.
   bool ScalesReduced(Channel channel) const override {
     const PartyPtr party = PartyOf(channel);
     return party != nullptr && party->size() > 1;
   }
-  std::unique_ptr<Completion> AllReduceScaled(Channel channel, void* buffer, std::int64_t count,
-                                              core::DType dtype, core::ReduceOp op,
-                                              fusion::Scale after) override;
   std::unique_ptr<Completion> Reduce(Channel channel, void* buffer, std::int64_t count,
                                      core::DType dtype, core::ReduceOp op, int root) override;
   std::int64_t WindowBytes(Channel channel, std::int64_t chunk_bytes) const override;

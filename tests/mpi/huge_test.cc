@@ -61,8 +61,8 @@ TEST_F(HugeTest, AllReduceInPlace) {
   for (std::int64_t i = 0; i < kHuge; ++i) {
     values[static_cast<std::size_t>(i)] = ByteAt(i, communicators_->rank());
   }
-  ExpectOk(
-      backend_->AllReduce(kLarge, values.data(), kHuge, core::DType::kU8, core::ReduceOp::kSum));
+  ExpectOk(backend_->AllReduce(kLarge, values.data(), kHuge, core::DType::kU8, core::ReduceOp::kSum,
+                               {}));
   std::int64_t wrong = 0;
   for (std::int64_t i = 0; i < kHuge; ++i) {
     const auto expected = static_cast<std::uint8_t>(ByteAt(i, 0) + ByteAt(i, 1));

@@ -221,7 +221,7 @@ TEST_F(MpiPortTest, FailureWhilePollingIsReturned) {
   ops::wire::WireBackend backend(port, {});
   static float value = 1.0F;  // MPI goes on with it
   FailMpi(MpiCall::kTest, MPI_ERR_INTERN);
-  auto operation = backend.AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
+  auto operation = backend.AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum, {});
   EXPECT_TRUE(operation->Poll());
   EXPECT_EQ(operation->status().code(), StatusCode::kBackend);
   EXPECT_EQ(operation->status().message().find("MPI_I"), 0U) << operation->status().ToString();
@@ -237,7 +237,7 @@ TEST_F(MpiPortTest, NothingStartsAfterAbort) {
   for (const Channel channel : {kSmall, kLarge}) {
     if (size() == 1) break;
     const Status status =
-        Finish(backend.AllReduce(channel, &value, 1, DType::kF32, core::ReduceOp::kSum));
+        Finish(backend.AllReduce(channel, &value, 1, DType::kF32, core::ReduceOp::kSum, {}));
     EXPECT_EQ(status.message(), "rank 1 is gone");
   }
   EXPECT_EQ(Finish(backend.SendMessage(rank(), 0, &value, 4)).message(), "rank 1 is gone");

@@ -51,7 +51,7 @@ class BackendConformance {
   void IntegersWrap();
   void NanWinsAndZerosAreOrdered();
   void AllRanksGetTheSameBits();
-  // AllReduceScaled, where it is there, gives the bits of AllReduce and a scale.
+  // AllReduce that scales, where that is there, gives the bits of AllReduce and a scale.
   void ScalesWhatItReduces();
   // ReduceScatter, where it is there, gives each member the sum of its part, whatever the parts' sizes.
   void ReducesEveryPart();

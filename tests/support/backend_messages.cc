@@ -73,9 +73,9 @@ void BackendConformance::MessagesPassTheLanes() {
   std::int32_t taken = -1;
   auto receive = backend_.ReceiveMessage(previous, 2, &taken, sizeof(taken));
   std::int32_t one = 1;
-  auto sum =
-      RootlessOf(World(fusion::Lane::kSmall))
-          .AllReduce(World(fusion::Lane::kSmall), &one, 1, core::DType::kI32, core::ReduceOp::kSum);
+  auto sum = RootlessOf(World(fusion::Lane::kSmall))
+                 .AllReduce(World(fusion::Lane::kSmall), &one, 1, core::DType::kI32,
+                            core::ReduceOp::kSum, {});
   Finish(std::move(sum));  // though the message is not sent yet
   EXPECT_EQ(one, size_);
   const std::int32_t given = rank_;

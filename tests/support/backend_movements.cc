@@ -164,7 +164,7 @@ void BackendConformance::SeveralInFlightOnTheSmallLane() {
         std::vector<float>(static_cast<std::size_t>(i + 1), static_cast<float>(rank_ + i)));
     operations.push_back(RootlessOf(channel).AllReduce(
         channel, sums.back().data(), static_cast<std::int64_t>(sums.back().size()),
-        core::DType::kF32, core::ReduceOp::kSum));
+        core::DType::kF32, core::ReduceOp::kSum, {}));
     broadcasts.push_back(Bytes(rank_ + i, 100));
     operations.push_back(On(channel).Broadcast(channel, broadcasts.back().data(), 100, i % size_));
   }
@@ -204,7 +204,7 @@ void BackendConformance::SetsHaveTheirOwnMembers() {
       const auto members = static_cast<std::int32_t>(even.Count());
       std::int32_t value = rank_ / 2;
       Finish(RootlessOf({11, lane})
-                 .AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
+                 .AllReduce({11, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum, {}));
       EXPECT_EQ(value, members * (members - 1) / 2);
       for (int root = 0; root < members; ++root) {  // counted among the members
         std::int32_t data = rank_;
@@ -214,7 +214,7 @@ void BackendConformance::SetsHaveTheirOwnMembers() {
     }
     std::int32_t one = 1;
     Finish(RootlessOf({12, lane})
-               .AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum));
+               .AllReduce({12, lane}, &one, 1, core::DType::kI32, core::ReduceOp::kSum, {}));
     EXPECT_EQ(one, size_);
   }
 }
@@ -239,8 +239,9 @@ void BackendConformance::SetsComeAndGo() {
         std::int32_t value = 1 << rank_;
         std::int32_t expected = 0;
         for (const int r : ranks.ToVector()) expected += 1 << r;
-        Finish(RootlessOf({number, lane})
-                   .AllReduce({number, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum));
+        Finish(
+            RootlessOf({number, lane})
+                .AllReduce({number, lane}, &value, 1, core::DType::kI32, core::ReduceOp::kSum, {}));
         EXPECT_EQ(value, expected) << "set " << number << " of ranks " << ranks.ToString();
       }
       ExchangeOnce({number, fusion::Lane::kLarge}, ranks.ToVector(), number);
@@ -255,7 +256,7 @@ void BackendConformance::SetsComeAndGo() {
   std::int32_t value = 1;
   const auto late = RootlessOf({kFirst, fusion::Lane::kSmall})
                         .AllReduce({kFirst, fusion::Lane::kSmall}, &value, 1, core::DType::kI32,
-                                   core::ReduceOp::kSum);
+                                   core::ReduceOp::kSum, {});
   EXPECT_TRUE(late->Poll());
   EXPECT_FALSE(late->status().ok());
 }

@@ -77,8 +77,9 @@ void BackendConformance::Reduce(fusion::Lane lane, DType dtype, ReduceOp op, std
   for (std::int64_t i = 0; i < count; ++i) {
     data[static_cast<std::size_t>(i)] = Value<T>(dtype, rank_, i);
   }
-  Finish(root < 0 ? RootlessOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op)
-                  : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root),
+  Finish(root < 0
+             ? RootlessOf(World(lane)).AllReduce(World(lane), data.data(), count, dtype, op, {})
+             : On(World(lane)).Reduce(World(lane), data.data(), count, dtype, op, root),
          lane);
   if (root >= 0 && root != rank_) return;
   std::int64_t wrong = 0;
@@ -144,15 +145,16 @@ template <typename T>
 void BackendConformance::Wrap(fusion::Lane lane, DType dtype) {
   const auto top = static_cast<T>(std::uint64_t{1} << (8 * sizeof(T) - 1));
   std::vector<T> data(37, top);
-  Finish(RootlessOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum));
+  Finish(
+      RootlessOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kSum, {}));
   EXPECT_TRUE(data == std::vector<T>(37, size_ % 2 == 0 ? T{0} : top)) << core::DTypeName(dtype);
   if (!ops::HasReduction(ReduceOp::kProduct, dtype)) return;
   const auto factor = static_cast<T>((std::uint64_t{1} << (8 * sizeof(T) - 2)) + 3);
   auto expected = std::uint64_t{1};
   for (int r = 0; r < size_; ++r) expected *= static_cast<std::uint64_t>(factor);
   data.assign(37, factor);
-  Finish(
-      RootlessOf(World(lane)).AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct));
+  Finish(RootlessOf(World(lane))
+             .AllReduce(World(lane), data.data(), 37, dtype, ReduceOp::kProduct, {}));
   EXPECT_TRUE(data == std::vector<T>(37, static_cast<T>(expected))) << core::DTypeName(dtype);
 }
 
@@ -180,7 +182,7 @@ void BackendConformance::OrderZerosAndNan(fusion::Lane lane, DType dtype) {
     data[ranks + static_cast<std::size_t>(rank_)] = special;
     Finish(RootlessOf(World(lane))
                .AllReduce(World(lane), data.data(), static_cast<std::int64_t>(data.size()), dtype,
-                          op));
+                          op, {}));
     for (std::size_t i = 0; i < ranks; ++i) {
       EXPECT_TRUE(std::isnan(data[i])) << core::ReduceOpName(op) << " with a NaN of rank " << i;
       EXPECT_EQ(std::signbit(data[ranks + i]), op == ReduceOp::kMin)
@@ -213,7 +215,7 @@ void BackendConformance::AllRanksGetTheSameBits() {
       const auto bytes = static_cast<std::int64_t>(reduced.size() * sizeof(float));
       Finish(RootlessOf(World(lane))
                  .AllReduce(World(lane), reduced.data(), static_cast<std::int64_t>(reduced.size()),
-                            DType::kF32, op));
+                            DType::kF32, op, {}));
       std::vector<float> all(reduced.size() * static_cast<std::size_t>(size_));
       Finish(On(World(lane)).AllGather(World(lane), reduced.data(), all.data(), bytes));
       for (int r = 0; r < size_; ++r) {
@@ -234,10 +236,10 @@ void BackendConformance::Scale(fusion::Lane lane, DType dtype, std::int64_t coun
   }
   std::vector<T> scaled = expected;
   Finish(RootlessOf(World(lane))
-             .AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum));
+             .AllReduce(World(lane), expected.data(), count, dtype, ReduceOp::kSum, {}));
   fusion::Convert(dtype, expected.data(), dtype, expected.data(), count, after);
-  Finish(On(World(lane))
-             .AllReduceScaled(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
+  Finish(
+      On(World(lane)).AllReduce(World(lane), scaled.data(), count, dtype, ReduceOp::kSum, after));
   const auto first = std::mismatch(expected.begin(), expected.end(), scaled.begin()).first;
   EXPECT_EQ(first - expected.begin(), count) << "of " << core::DTypeName(dtype);
 }

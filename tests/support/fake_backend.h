@@ -50,7 +50,7 @@ class FakeBackend : public ops::Backend {
     return Run({});
   }
   std::unique_ptr<ops::Completion> AllReduce(ops::Channel channel, void*, std::int64_t, core::DType,
-                                             core::ReduceOp) override {
+                                             core::ReduceOp, fusion::Scale) override {
     return Run(channel);
   }
   std::unique_ptr<ops::Completion> Broadcast(ops::Channel channel, void*, std::int64_t,

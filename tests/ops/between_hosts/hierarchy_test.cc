@@ -213,7 +213,7 @@ TEST_P(HierarchyTest, AllRanksHaveTheSameBits) {
     }
     const auto operation = rank.backend->Select(kLarge).rootless->AllReduce(
         kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
-        ReduceOp::kSum);
+        ReduceOp::kSum, {});
     EXPECT_TRUE(Finish(*operation).ok());
   });
   for (const std::vector<float>& result : results) {
@@ -235,7 +235,7 @@ TEST_P(HierarchyTest, SetsOfOneRankAHostAreLeftToTheMedium) {
     if (alone.Contains(r)) {
       const auto operation = rank.backend->Select({5, fusion::Lane::kLarge})
                                  .rootless->AllReduce({5, fusion::Lane::kLarge}, &value, 1,
-                                                      DType::kF32, ReduceOp::kSum);
+                                                      DType::kF32, ReduceOp::kSum, {});
       EXPECT_TRUE(Finish(*operation).ok());
       EXPECT_EQ(value, static_cast<float>(alone.Count()));
     }
@@ -263,7 +263,7 @@ TEST_P(HierarchyTest, AnAbortEndsTheWait) {
     ++waiting;
     const auto operation = rank.backend->Select(kLarge).rootless->AllReduce(
         kLarge, values.data(), static_cast<std::int64_t>(values.size()), DType::kF32,
-        ReduceOp::kSum);
+        ReduceOp::kSum, {});
     const Status status = Finish(*operation);
     EXPECT_EQ(status.code(), StatusCode::kPeerLost);
     EXPECT_EQ(status.message(), "rank 0 is gone");

@@ -67,7 +67,7 @@ TEST(InprocBackendTest, RefusesWhatIsImpossibleAtOnce) {
     EXPECT_TRUE(operation->Poll());
     return operation->status().code();
   };
-  EXPECT_EQ(code(backend->AllReduce(kLarge, &value, 1, DType::kBool, core::ReduceOp::kSum)),
+  EXPECT_EQ(code(backend->AllReduce(kLarge, &value, 1, DType::kBool, core::ReduceOp::kSum, {})),
             StatusCode::kUnsupported);
   const auto beyond = backend->SendMessage(2, 0, &value, 4);
   EXPECT_EQ(code(beyond), StatusCode::kInvalidArgument);
@@ -89,13 +89,14 @@ TEST(InprocBackendTest, AMemberThatHasRemovedASetLeavesItToTheOthers) {
   EXPECT_TRUE(zero->AddSet(1, {0, 1}).ok());
   EXPECT_TRUE(one->AddSet(1, {0, 1}).ok());
   float values[2] = {1, 2};
-  const auto sum = zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum);
-  const auto gone = one->AllReduce(kPair, values + 1, 1, DType::kF32, core::ReduceOp::kSum);
+  const auto sum = zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum, {});
+  const auto gone = one->AllReduce(kPair, values + 1, 1, DType::kF32, core::ReduceOp::kSum, {});
   EXPECT_TRUE(gone->Poll());
   EXPECT_TRUE(one->RemoveSet(1).ok());
-  EXPECT_EQ(one->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum)->status().code(),
-            StatusCode::kBackend);
-  EXPECT_FALSE(zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum)->Poll());
+  EXPECT_EQ(
+      one->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum, {})->status().code(),
+      StatusCode::kBackend);
+  EXPECT_FALSE(zero->AllReduce(kPair, values, 1, DType::kF32, core::ReduceOp::kSum, {})->Poll());
   EXPECT_TRUE(zero->RemoveSet(1).ok());
   EXPECT_TRUE(zero->RemoveSet(1).ok());  // as for a set of others
 }
@@ -139,9 +140,9 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   float value = 1;
   std::thread blocked([&] {
     started = true;
-    seen = backend->AllReduce(kLarge, &value, 1, DType::kF32, core::ReduceOp::kSum)->status();
+    seen = backend->AllReduce(kLarge, &value, 1, DType::kF32, core::ReduceOp::kSum, {})->status();
   });
-  const auto polled = backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum);
+  const auto polled = backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum, {});
   EXPECT_FALSE(polled->Poll());
   const auto message = backend->ReceiveMessage(1, 0, &value, 4);
   EXPECT_FALSE(message->Poll());
@@ -157,7 +158,7 @@ TEST(InprocBackendTest, AbortEndsWhatBlocksAndWhatComes) {
   const auto late = backend->SendMessage(1, 0, &value, 4);
   EXPECT_TRUE(late->Poll());
   EXPECT_EQ(late->status(), why);
-  EXPECT_EQ(backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)->status(),
+  EXPECT_EQ(backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum, {})->status(),
             why);
   EXPECT_EQ(backend->AddSet(3, {0}), why);
 }
@@ -170,7 +171,7 @@ TEST(InprocBackendTest, ABackendMayOutliveItsWorld) {
   }
   float value = 3;
   EXPECT_TRUE(
-      backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum)->status().ok());
+      backend->AllReduce(kSmall, &value, 1, DType::kF32, core::ReduceOp::kSum, {})->status().ok());
   EXPECT_EQ(value, 3);
 }
 

@@ -38,10 +38,10 @@ TEST(ShmBackendFailureTest, AbortEndsWhatBlocksAndWhatIsPolledAndWhatComes) {
     float value = 1;
     std::thread blocked([&] {
       started = true;
-      seen = backend.AllReduce(kLarge, &value, 1, DType::kF32, ReduceOp::kSum)->status();
+      seen = backend.AllReduce(kLarge, &value, 1, DType::kF32, ReduceOp::kSum, {})->status();
     });
     float other = 1;
-    const auto polled = backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum);
+    const auto polled = backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum, {});
     EXPECT_FALSE(polled->Poll());
     while (!started) std::this_thread::yield();
     backend.Abort(why);
@@ -50,7 +50,7 @@ TEST(ShmBackendFailureTest, AbortEndsWhatBlocksAndWhatIsPolledAndWhatComes) {
     EXPECT_EQ(seen, why);
     EXPECT_TRUE(polled->Poll());
     EXPECT_EQ(polled->status(), why);
-    EXPECT_EQ(backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum)->status(), why);
+    EXPECT_EQ(backend.AllReduce(kSmall, &other, 1, DType::kF32, ReduceOp::kSum, {})->status(), why);
     EXPECT_EQ(backend.AddSet(3, {0}), why);
     EXPECT_EQ(other, 1);
   }
@@ -64,7 +64,7 @@ TEST(ShmBackendFailureTest, NothingEndsWellWithTheTensorsOfWhoHasGivenUp) {
   std::vector<float> mine(1000, 1);
   Status seen;
   std::thread reducing([&] {
-    seen = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum)->status();
+    seen = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum, {})->status();
   });
   // Rank 1 goes step by step, and gives up in the middle.
   Blocks blocks(ranks.group(1));
@@ -104,7 +104,7 @@ TEST(ShmBackendFailureTest, VerifyNoticesWhatHasChangedInSharedMemory) {
   Backend backend(ranks.group(0), {.spin = false, .verify = true});
   Backend peer(ranks.group(1), {.spin = false, .verify = true});
   std::vector<float> theirs(100, 1234.5F);
-  const auto sum = peer.AllReduce(kSmall, theirs.data(), 100, DType::kF32, ReduceOp::kSum);
+  const auto sum = peer.AllReduce(kSmall, theirs.data(), 100, DType::kF32, ReduceOp::kSum, {});
   EXPECT_FALSE(sum->Poll());
   // The frame: a byte for each segment, which is padded to 16, then the values.
   const std::int64_t ring = Blocks(ranks.group(0)).Find(1, core::kWorldSet)->rings[0];
@@ -112,7 +112,7 @@ TEST(ShmBackendFailureTest, VerifyNoticesWhatHasChangedInSharedMemory) {
   ASSERT_EQ(shown[99], 1234.5F);
   shown[99] = 1;
   std::vector<float> mine(100, 1);
-  const auto seen = backend.AllReduce(kSmall, mine.data(), 100, DType::kF32, ReduceOp::kSum);
+  const auto seen = backend.AllReduce(kSmall, mine.data(), 100, DType::kF32, ReduceOp::kSum, {});
   ASSERT_TRUE(seen->Poll());
   EXPECT_EQ(seen->status().code(), StatusCode::kBackend);
   EXPECT_NE(seen->status().message().find(
@@ -148,7 +148,8 @@ std::string ReadWhole(int from, std::size_t size) {
   if (!group->Join({0, 1}, all).ok()) ++failures;
   Backend backend(*group, {.spin = false});
   std::vector<float> values(100000, 2);
-  const auto sum = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
+  const auto sum =
+      backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum, {});
   for (const float value : values) failures += value == 3 ? 0 : 1;
   _exit(sum->status().ok() && failures == 0 ? 7 : 1);
 }
@@ -171,10 +172,12 @@ TEST(ShmBackendFailureTest, AProcessThatEndsIsNoticed) {
       group->Join({0, 1}, std::vector<std::string>{mine, ReadWhole(up[0], mine.size())}).ok());
   Backend backend(*group, {.spin = false});
   std::vector<float> values(100000, 1);
-  ASSERT_TRUE(
-      backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum)->status().ok());
+  ASSERT_TRUE(backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum, {})
+                  ->status()
+                  .ok());
   EXPECT_EQ(values.back(), 3);
-  const auto lost = backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum);
+  const auto lost =
+      backend.AllReduce(kLarge, values.data(), 100000, DType::kF32, ReduceOp::kSum, {});
   EXPECT_EQ(lost->status().code(), StatusCode::kPeerLost) << lost->status().ToString();
   int how = 0;
   EXPECT_EQ(waitpid(child, &how, 0), child);

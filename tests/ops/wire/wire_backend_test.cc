@@ -89,7 +89,7 @@ TEST(WireBackendTest, LongOperationsGoInChunksThatOvertakeNothing) {
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t i = 0; i < kCount; ++i)
         values[static_cast<std::size_t>(i)] = i * (rank + 1);
-      ASSERT_TRUE(backend.AllReduce(kLarge, values.data(), kCount, DType::kI64, ReduceOp::kSum)
+      ASSERT_TRUE(backend.AllReduce(kLarge, values.data(), kCount, DType::kI64, ReduceOp::kSum, {})
                       ->status()
                       .ok());
       for (std::int64_t i = 0; i < kCount; ++i) {
@@ -165,10 +165,10 @@ TEST(WireBackendTest, AnUnknownSetAndATypeWithoutArithmeticAreErrors) {
   WireBackend backend(*port, {});
   float value = 1.0F;
   const auto unknown =
-      backend.AllReduce({77, fusion::Lane::kSmall}, &value, 1, DType::kF32, ReduceOp::kSum);
+      backend.AllReduce({77, fusion::Lane::kSmall}, &value, 1, DType::kF32, ReduceOp::kSum, {});
   ASSERT_TRUE(unknown->Poll());
   EXPECT_EQ(unknown->status().message(), "this rank has no process set 77, small lane");
-  const auto moved = backend.AllReduce(kSmall, &value, 2, DType::kBF16, ReduceOp::kSum);
+  const auto moved = backend.AllReduce(kSmall, &value, 2, DType::kBF16, ReduceOp::kSum, {});
   ASSERT_TRUE(moved->Poll());
   EXPECT_EQ(moved->status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(backend.RemoveSet(core::kWorldSet).code(), StatusCode::kInvalidArgument);
@@ -202,7 +202,7 @@ TEST(WireBackendTest, AnErrorCountsWheneverItComes) {
   for (const Channel channel : {kSmall, kLarge}) {
     std::vector<float> values(100'000);
     const auto operation =
-        backend.AllReduce(channel, values.data(), 100'000, DType::kF32, ReduceOp::kSum);
+        backend.AllReduce(channel, values.data(), 100'000, DType::kF32, ReduceOp::kSum, {});
     while (!operation->Poll()) {
     }
     EXPECT_EQ(operation->status().message(), "the cable is cut");
@@ -216,7 +216,7 @@ TEST(WireBackendTest, AbortEndsWhatBlocks) {
   static std::vector<float> values(100'000);
   std::thread other([&] { backend.Abort({StatusCode::kPeerLost, "rank 1 is gone"}); });
   const auto operation =
-      backend.AllReduce(kLarge, values.data(), 100'000, DType::kF32, ReduceOp::kSum);
+      backend.AllReduce(kLarge, values.data(), 100'000, DType::kF32, ReduceOp::kSum, {});
   other.join();
   EXPECT_TRUE(operation->Poll());
   EXPECT_EQ(operation->status().message(), "rank 1 is gone");
