@@ -114,7 +114,7 @@ void Submit(Order& order, const SessionSet& set, std::uint64_t number, std::uint
                                             " for gradient buckets " + std::to_string(number));
   work->request.asked = std::move(signature);
   order.work = std::move(work);
-  ThrowIfError(set.session->Submit(order.work, /*will_wait=*/true));
+  ThrowIfError(set.session->Submit(order.work, /*will_wait=*/false));
 }
 
 // An error that all ranks know of alike leaves the buckets without an arena.

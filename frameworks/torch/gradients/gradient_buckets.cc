@@ -22,8 +22,10 @@
 namespace sirtaki::detail {
 namespace {
 
-// A rank says that it takes part, then these of each gradient. The sums decide.
-enum BucketField : std::int64_t { kPlace, kDense, kStaysOut, kBucketFieldCount };
+// A rank says that it takes part, and whether it has seen a gradient; then these of each gradient.
+// The sums decide.
+enum LayoutField : std::int64_t { kTakesPart, kHasSeen, kLayoutFieldCount };
+enum GradientField : std::int64_t { kPlace, kDense, kStaysOut, kGradientFieldCount };
 
 // Last comes first, as in most backward passes: an order that no thread's pace decides.
 std::vector<std::int64_t> ReversePlaces(std::size_t members) {
@@ -75,27 +77,10 @@ std::vector<std::string> NamesOf(const GradientBuckets::Gradients& gradients) {
 
 }  // namespace
 
-std::string GradientsText(const std::vector<std::string>& names) {
-  constexpr std::size_t kMostTold = 2;
-  std::string text = names.size() == 1 ? "the gradient of " : "the gradients of ";
-  for (std::size_t i = 0; i < std::min(names.size(), kMostTold); ++i) {
-    text += (i == 0 ? "" : ", ") + core::Quoted(names[i]);
-  }
-  if (names.size() <= kMostTold) return text;
-  return text + " and " + std::to_string(names.size() - kMostTold) + " more";
-}
-
-void BucketHook::End(bool of_one) {
-  finish = nullptr;
-  result = at::Tensor();
-  if (!of_one) return;
-  given.buffer = at::Tensor();
-  given.gradients.clear();
-}
-
 core::Work& BucketPart::Renew(bool for_gpu) {
   if (!for_gpu && work && on_gpu() == nullptr && work.use_count() == 1) {
     std::atomic_thread_fence(std::memory_order_acquire);  // others have let go of it
+    work->request.asked = {};
     work->request.invalid.clear();
     work->request.absent.clear();
     work->handle.reset();
@@ -146,14 +131,17 @@ void GradientBuckets::Dissolve() {
   gradients_.clear();
   for (const ops::nccl::ArenaPtr& arena : arenas_) arena->Retire();
   arenas_.clear();
+  left_out_.clear();
   names_.reset();
-  laid_out_ = false;
 }
 
+// Whether there is a layout, and none is needed in its place.
 bool GradientBuckets::Fits() const {
-  return Lasts() && std::all_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) {
-           return bucket->goes_on() && !bucket->is_shared;
-         });
+  return names_ && Lasts() &&
+         std::all_of(buckets_.begin(), buckets_.end(),
+                     [](const auto& bucket) { return bucket->goes_on(); }) &&
+         std::none_of(gradients_.begin(), gradients_.end(),
+                      [](const auto& gradient) { return gradient->shared(); });
 }
 
 // The answer is the same on all ranks, as is everything that decides whether there is something to
@@ -169,58 +157,66 @@ bool GradientBuckets::Lasts() const {
 }
 
 void GradientBuckets::Ask(const Gradients& members) {
-  if (asked_ || orders_ || (laid_out_ && Fits()) || !Wanted(members)) return;
+  if (asked_ || orders_ || Fits() || !Wanted(members)) return;
   renew_ = false;
   if (joins_before_ != *joins_) layouts_ = 0;
   joins_before_ = *joins_;
   limits_ = set_.session->session().limits();
-  told_ = at::zeros({1 + kBucketFieldCount * static_cast<std::int64_t>(members.size())}, at::kLong);
-  auto* const mine = told_.mutable_data_ptr<std::int64_t>();
-  mine[0] = 1;
+  const auto count = static_cast<std::int64_t>(members.size());
+  TensorCall call;
+  call.tensor = at::zeros({kLayoutFieldCount + kGradientFieldCount * count}, at::kLong);
+  auto* told = call.tensor.mutable_data_ptr<std::int64_t>();
+  told[kTakesPart] = 1;
+  told[kHasSeen] = std::any_of(members.begin(), members.end(),
+                               [](const auto& member) { return member->seen().order >= 0; });
+  told += kLayoutFieldCount;
   const std::vector<std::int64_t> places = set_.session->session().config().deterministic
                                                ? ReversePlaces(members.size())
                                                : SeenPlaces(members);
-  for (std::size_t i = 0; i < members.size(); ++i) {
+  for (std::size_t i = 0; i < members.size(); ++i, told += kGradientFieldCount) {
     const ParameterGradient& gradient = *members[i];
-    std::int64_t* const of_gradient = mine + 1 + kBucketFieldCount * static_cast<std::int64_t>(i);
-    of_gradient[kPlace] = places[i];
-    of_gradient[kDense] = gradient.seen().dense ? 1 : 0;
+    told[kPlace] = places[i];
+    told[kDense] = gradient.seen().dense;
     const bool other = &gradient.rule() != rule_.get() || gradient.shared();
-    of_gradient[kStaysOut] = other || gradient.seen().stays_out ? 1 : 0;
+    told[kStaysOut] = other || gradient.seen().stays_out;
   }
-  TensorCall call;
-  call.tensor = told_;
   call.name = key_;
   call.derived_name = true;
   call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kSum;
   call.in_place = true;
-  call.will_wait = true;
   asked_ = PendingTensor::Start(std::move(call), set_.session);
 }
 
 void GradientBuckets::Take(const Gradients& members, bool wait) {
   if (orders_) TakeArenas();
-  if (laid_out_ && !Fits()) Dissolve();
-  if (!asked_) return;
+  if (!Fits()) Dissolve();
+  if (!asked_) {
+    // The next average makes a layout with what this one is the first to have.
+    renew_ |= std::any_of(left_out_.begin(), left_out_.end(),
+                          [](const auto& gradient) { return gradient->seen().anywhere; });
+    return;
+  }
   Dissolve();
-  const at::Tensor told = std::exchange(told_, at::Tensor());
-  std::exchange(asked_, nullptr)->Results();
+  const at::Tensor told = std::exchange(asked_, nullptr)->Results().front();
   const auto* const sums = told.const_data_ptr<std::int64_t>();
-  // A rank that has joined has told nothing, and would not know what the others make of it.
-  if (sums[0] != set_.size() || !Lasts()) return;
-  LayOut(members, sums + 1);
+  // A rank that has joined has told nothing, and would not know what the others make of it. An average
+  // without gradients says nothing of their order.
+  if (sums[kTakesPart] != set_.size() || sums[kHasSeen] == 0 || !Lasts()) return;
+  LayOut(members, sums + kLayoutFieldCount);
   if (orders_ && (wait || orders_->empty())) TakeArenas();
 }
 
 void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums) {
   std::vector<std::pair<std::int64_t, std::size_t>> order;  // place, index
-  bool any = false;
-  for (std::size_t i = 0; i < members.size(); ++i, sums += kBucketFieldCount) {
-    any |= sums[kDense] > 0 || sums[kStaysOut] > 0;
-    if (sums[kDense] > 0 && sums[kStaysOut] == 0) order.emplace_back(sums[kPlace], i);
+  for (std::size_t i = 0; i < members.size(); ++i, sums += kGradientFieldCount) {
+    if (sums[kStaysOut] > 0) continue;
+    if (sums[kDense] > 0) {
+      order.emplace_back(sums[kPlace], i);
+    } else {
+      left_out_.push_back(members[i]);
+    }
   }
-  if (!any) return;  // a step without gradients says nothing
   std::sort(order.begin(), order.end());
   std::vector<fusion::BucketedGradient> ordered;
   for (const auto& [place, index] : order) {
@@ -238,7 +234,7 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
     }
   }
   // An arena would keep the memory that shards are to give back.
-  orders_ = std::make_unique<ArenaOrders>(set_, arena_number(), of_buckets, !rule_->keeps_shards);
+  orders_ = std::make_unique<ArenaOrders>(set_, layout_number(), of_buckets, !rule_->keeps_shards);
   laid_ = std::move(of_buckets);
 }
 
@@ -263,7 +259,6 @@ void GradientBuckets::TakeArenas() {
   names_ = std::move(names);
   set_.session->session().observation().NoteBuckets(names_);
   ++layouts_;
-  laid_out_ = true;
 }
 
 std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPlaces places,
@@ -282,7 +277,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
   signature->layout = LayoutOf(gradients, strides, cuts, !places.empty());
   signature->round = rule_->at_backward ? 1 : 0;  // as most of them are
   // Optimizers are numbered alike on all ranks, and each counts its own layouts.
-  const core::Key key = core::Key::Bucket(set_.members.set, arena_number(), index);
+  const core::Key key = core::Key::Bucket(set_.members.set, layout_number(), index);
   const auto bucket = std::make_shared<Bucket>(key, std::move(signature));
   names->emplace(key.ToString(), GradientsText(NamesOf(gradients)));
   bucket->joins = joins_;
@@ -294,7 +289,6 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
                        std::move(strides[i]));
     part->cuts = std::move(cuts[i]);
     if (!places.empty()) part->place = std::move(places[i]);
-    if (gradients[i]->shared()) bucket->is_shared = true;  // since the layout was made
     gradients[i]->PutInto(std::move(part));
   }
   if (rule_->hook) bucket->hook = MakeHook(*bucket, gradients);
@@ -308,7 +302,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
 // leaves the others' hooks without theirs.
 std::unique_ptr<BucketHook> GradientBuckets::MakeHook(const Bucket& bucket,
                                                       const Gradients& gradients) const {
-  auto hook = std::make_unique<BucketHook>();
+  auto hook = std::make_unique<BucketHook>(set_, rule_->hook);
   std::int64_t elements = 0;
   for (const auto& gradient : gradients) {
     hook->starts.push_back(elements);

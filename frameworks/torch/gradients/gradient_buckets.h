@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,12 +15,11 @@
 #include "core/engine/work.h"
 #include "core/protocol/request.h"
 #include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/gradients/bucket_hook.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/session/session_set.h"
 #include "fusion/bucket_assembly.h"
-#include "fusion/bucket_line.h"
 #include "session/session_observability.h"
-#include "sirtaki/gradient_bucket.h"
 
 namespace sirtaki::detail {
 
@@ -39,26 +37,6 @@ struct GradientMemory {
 };
 
 struct Bucket;
-
-// The buckets of a layout, for whose hooks all ranks have one order.
-struct HookLine {
-  explicit HookLine(std::size_t count) : line(count), buckets(count) {}
-
-  fusion::BucketLine line;
-  std::vector<std::weak_ptr<Bucket>> buckets;
-};
-
-// A communication hook has this of a bucket.
-struct BucketHook {
-  // Done with the hook's result: the memory belongs to others again.
-  void End(bool of_one);
-
-  GradientBucket given;                // a bucket of one has its buffer for a round only
-  std::vector<std::int64_t> starts;    // of the gradients in the buffer
-  std::shared_ptr<HookLine> line;      // null: the gradient goes by itself
-  std::function<at::Tensor()> finish;  // what the hook has returned, until it was called,
-  at::Tensor result;                   // and what that has given, which lies flat
-};
 
 // The part of a bucket that one gradient is.
 struct BucketPart {
@@ -99,13 +77,9 @@ struct Bucket {
   std::vector<BucketPart> parts;
   std::unique_ptr<BucketHook> hook;  // null: the library reduces it
   std::atomic<bool> is_apart{false};
-  std::atomic<bool> is_shared{false};  // one of the gradients is another optimizer's as well
   std::shared_ptr<const std::atomic<std::uint64_t>> joins;  // of the set, by this rank
   std::uint64_t joins_before = 0;
 };
-
-// `the gradients of "fc1.weight", "fc1.bias" and 3 more`
-std::string GradientsText(const std::vector<std::string>& names);
 
 // Belongs to one optimizer. Used by the thread that uses the optimizer.
 class GradientBuckets {
@@ -145,7 +119,7 @@ class GradientBuckets {
   bool Lasts() const;
   // The number of this layout, as the key of a bucket has it. Joins, which end on all ranks, are part
   // of it: while some have joined, the others count layouts of which these do not know.
-  std::uint64_t arena_number() const {
+  std::uint64_t layout_number() const {
     return (joins_before_ & 0xffff) << 48 | (layouts_ & 0xffff) << 32 | number_;
   }
   std::shared_ptr<Bucket> MakeBucket(Gradients gradients, ArenaPlaces places, std::size_t index,
@@ -160,19 +134,17 @@ class GradientBuckets {
   const std::shared_ptr<const std::atomic<std::uint64_t>> joins_;  // of the set, by this rank
   std::uint64_t joins_before_ = 0;                                 // the layout was made
   session::Session::Limits limits_;                                // with which that was
-  bool laid_out_ = false;
   bool renew_ = false;
-  std::uint64_t layouts_ = 0;  // made since the last join
-  // The ranks add up here what they have seen, until it is taken.
-  at::Tensor told_;
-  std::shared_ptr<Pending> asked_;
+  std::uint64_t layouts_ = 0;       // made since the last join
+  std::shared_ptr<Pending> asked_;  // the sum of what the ranks have seen
   // Then the arenas, while they are made.
   std::vector<Gradients> laid_;
   std::unique_ptr<ArenaOrders> orders_;
   std::vector<std::shared_ptr<Bucket>> buckets_;
   Gradients gradients_;  // of these; they keep them alive
   std::vector<ops::nccl::ArenaPtr> arenas_;
-  std::shared_ptr<const session::BucketNames> names_;  // of what the buckets hold, while laid out
+  Gradients left_out_;                                 // of the layout, as no rank had seen them
+  std::shared_ptr<const session::BucketNames> names_;  // of what the buckets hold; null: no layout
 };
 
 }  // namespace sirtaki::detail

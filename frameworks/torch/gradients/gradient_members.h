@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -70,12 +69,6 @@ class GradientMembers {
   void ForgetJoined() { counts_->joined = -1; }
   // From now on this keeps the averages of the gradients that this optimizer has made.
   void KeepIn(std::shared_ptr<OptimizerShards> shards) { counts_->shards = std::move(shards); }
-  // No bucket is under way any more.
-  void ForgetLaunched() {
-    const std::lock_guard<std::mutex> lock(counts_->launched.mutex);
-    counts_->launched.buckets.clear();
-    counts_->launched.bytes = 0;
-  }
   // Whether the reducer has anything to do with the gradients.
   bool active() const { return set_.size() > 1 || rule_->sparse_as_dense || rule_->at_backward; }
   int number() const { return of_.number; }

@@ -116,8 +116,8 @@ void GradientReducer::Impl::Scan(const torch::optim::Optimizer& optimizer) {
   // Averages come in any order, and the parameters are cut in that of the optimizer.
   if (rule_->keeps_shards) CutParameters(optimizer);
   // The average of this step did not have what was added behind zero_grad().
-  if (synchronized_) {
-    late_.insert(late_.end(), members_.added().begin(), members_.added().end());
+  if (step_.synchronized) {
+    step_.late.insert(step_.late.end(), members_.added().begin(), members_.added().end());
   }
   buckets_.Renew();
   scanned_ = true;
@@ -274,21 +274,19 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
 
 void GradientReducer::Impl::BeginStep() {
   set_.session->session().NoteCaller();
-  if (!timed_) steps().BeginStep();
+  if (!step_.timed) steps().BeginStep();
 }
 
 // The following backward() belong to another step.
 void GradientReducer::Impl::AfterStep() {
-  synchronized_ = false;
-  late_.clear();
+  step_ = {.averages_before = std::move(step_.averages_before)};  // its memory serves again
   members_.ForgetJoined();
   if (rule_->keeps_shards) shards_->DropGradients();
-  timed_ = false;
   BeginCount();
 }
 
 void GradientReducer::Impl::BeginCount() {
-  averages_ = 0;
+  step_.averages = 0;
   if (!rule_->at_backward) return;
   SetRound();
   NoteAverages();

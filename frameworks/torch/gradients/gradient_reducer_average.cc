@@ -25,18 +25,18 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
   if (!member->takes_part() || !member->gate().Report()) return;
   if (failed_ends_ > 0) {
     under_way_->refused_some = true;
-    member->Refuse(std::string(kBackwardThrew) +
-                   ", which its error explains; zero_grad() begins again");
+    member->RefuseAfterThrow();
   } else {
     // A parameter may have been added since.
-    member->SubmitMissing(/*averaged=*/averages_ > 0 && member->averages() > 0);
+    member->SubmitMissing(/*averaged=*/step_.averages > 0 && member->averages() > 0);
   }
 }
 
 // Each gradient as it is when a step begins: it may be shared from the middle of the step on.
 void GradientReducer::Impl::NoteAverages() {
-  averages_before_.clear();
-  for (const GradientPtr& member : members_.all()) averages_before_.push_back(member->averages());
+  step_.averages_before.clear();
+  for (const GradientPtr& member : members_.all())
+    step_.averages_before.push_back(member->averages());
 }
 
 // The average of this step had it, and is made up for those that it did not have. Or another optimizer
@@ -44,9 +44,10 @@ void GradientReducer::Impl::NoteAverages() {
 // a rank that ran none, in its synchronize().
 bool GradientReducer::Impl::IsDone(std::size_t index) const {
   const GradientPtr& member = members_.all()[index];
-  if (!late_.empty()) return std::find(late_.begin(), late_.end(), member) == late_.end();
+  if (!step_.late.empty())
+    return std::find(step_.late.begin(), step_.late.end(), member) == step_.late.end();
   if (!member->shared() || !rule_->at_backward || held_) return false;
-  return member->averages() - averages_before_[index] > averages_;
+  return member->averages() - step_.averages_before[index] > step_.averages;
 }
 
 // All gradients of those buckets that belong to the optimizer that had the gradients first.
@@ -63,20 +64,25 @@ std::vector<GradientPtr> GradientReducer::Impl::MatesOfShared() const {
 
 template <class Call>
 void GradientReducer::Impl::Attempt(const Call& call) {
+  Outcome& outcome = under_way_->outcome;
+  const auto note = [&outcome] {
+    if (!outcome.error) outcome.error = std::current_exception();
+  };
   try {
     call();
+  } catch (const RefusedError&) {
+    note();
+    outcome.threw_elsewhere = true;
   } catch (...) {
-    Outcome& outcome = under_way_->outcome;
-    if (!outcome.error) outcome.error = std::current_exception();
-    outcome.threw_elsewhere |= TextOfCurrent().find(kBackwardThrew) != std::string::npos;
+    note();
   }
 }
 
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
 void GradientReducer::Impl::BeginAverage(bool only_late) {
-  synchronized_ = false;
+  step_.synchronized = false;
   if (!only_late) {
-    late_.clear();
+    step_.late.clear();
     members_.ForgetJoined();
   }
   UnderWay& now = under_way_.emplace();
@@ -145,17 +151,17 @@ GradientReducer::Impl::Outcome GradientReducer::Impl::EndAverage() {
   Attempt([this] { members_.CheckResults(); });
   // Averages are noted when all are in their places, since some may share their memory.
   for (const GradientPtr& member : members_.all()) Attempt([&] { member->NoteDelivered(); });
-  if (rule_->keeps_shards) members_.ForgetLaunched();
+  if (rule_->keeps_shards) shards_->launched().Clear();
   passes_ = 0;
   const Outcome outcome = under_way_->outcome;
   under_way_.reset();
-  late_.clear();
+  step_.late.clear();
   // The others know now, or have made no step either.
   if (members_.round() == kRoundAfterThrow || outcome.threw_elsewhere) Forget(Untold::kUnheard);
   if (!outcome.error) {
-    synchronized_ = true;
+    step_.synchronized = true;
     held_ = false;
-    ++averages_;
+    ++step_.averages;
   }
   SetRound();
   return outcome;
@@ -167,7 +173,8 @@ void GradientReducer::Impl::SetRound() {
   if (!rule_->at_backward) return;
   // A module may never see a forward(): its program may call another function.
   constexpr std::uint32_t kMostOfModule = 16;
-  const std::uint32_t number = 1 + (rule_->of_module ? averages_ % kMostOfModule : averages_);
+  const std::uint32_t number =
+      1 + (rule_->of_module ? step_.averages % kMostOfModule : step_.averages);
   members_.round() = untold_ == Untold::kUnheard ? kRoundAfterThrow : number;
 }
 
@@ -175,8 +182,8 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   if (rule_->of_steps()) return;
   AwaitEnds();
   // The others may not have touched in no_sync() what this rank has.
-  const bool is_averaged = synchronized_ && !held_ && !members_.AnyTouched(late_);
-  if (is_averaged && late_.empty()) return;
+  const bool is_averaged = step_.synchronized && !held_ && !members_.AnyTouched(step_.late);
+  if (is_averaged && step_.late.empty()) return;
   CheckSession();
   EndFailed();
   members_.CheckStreams();
@@ -198,7 +205,7 @@ void GradientReducer::Impl::BeginEnd() {
   // A module averages nothing that is in no_sync, or that is of other tensors.
   if (rule_->of_module && !reported) return;
   if (!reported && ++passes_ < rule_->passes) return;
-  if (!std::exchange(timed_, true) && !(rule_->of_module && rule_->alone)) steps().BeginStep();
+  if (!std::exchange(step_.timed, true) && !(rule_->of_module && rule_->alone)) steps().BeginStep();
   BeginAverage();
   Attempt([this] { members_.CheckStreams(); });
 }
@@ -210,8 +217,8 @@ void GradientReducer::Impl::ConcludeEnd() {
     std::rethrow_exception(outcome.error);
   }
   if (!rule_->of_module || rule_->alone) return;
-  synchronized_ = false;
-  timed_ = false;
+  step_.synchronized = false;
+  step_.timed = false;
   step_ends_ = true;
   steps().EndStep();
 }

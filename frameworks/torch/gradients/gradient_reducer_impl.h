@@ -133,21 +133,24 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   std::shared_ptr<OptimizerShards> shards_;  // of the option shard, with more than one rank
   std::optional<StepTuner> tuner_;           // of the option autotune, with one optimizer
   bool scanned_ = false;  // what the members are was taken in; not if something could not be cut
-  // All gradients are averaged, and no step has used them yet.
-  bool synchronized_ = false;
-  // The gradients of parameters that came after that: the next average of the step is of these alone.
-  std::vector<GradientPtr> late_;
+  struct ThisStep {
+    // All gradients are averaged, and no step has used them yet.
+    bool synchronized = false;
+    // The gradients of parameters that came after that: the next average is of these alone.
+    std::vector<GradientPtr> late;
+    std::uint32_t averages = 0;
+    std::vector<std::uint64_t> averages_before;  // of each member's gradient, when it began
+    bool timed = false;                          // its backward pass was
+  };
+  ThisStep step_;
   std::int64_t steps_ = 0;  // as parameters are checked
   std::int64_t steps_made_ = 0;
   // A module ends its step in the next forward(), where it may wait: at the end of a backward() the
   // ranks may have met several modules in different orders.
   bool step_ends_ = false;
-  int skips_ = 0;                               // scopes of skip_synchronize
-  std::uint32_t averages_ = 0;                  // of this step
-  std::vector<std::uint64_t> averages_before_;  // of each member's gradient, when it began
-  bool held_ = false;   // there was a scope of no_sync since the last average
-  int passes_ = 0;      // backward() since the last average, in no scope of no_sync
-  bool timed_ = false;  // the backward pass of this step was
+  int skips_ = 0;      // scopes of skip_synchronize
+  bool held_ = false;  // there was a scope of no_sync since the last average
+  int passes_ = 0;     // backward() since the last average, in no scope of no_sync
   std::optional<UnderWay> under_way_;
   // How many backward() have thrown whose averages were not collected. The first was submitted when
   // it threw.

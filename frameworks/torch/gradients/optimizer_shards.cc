@@ -360,6 +360,11 @@ core::PartCuts OptimizerShards::CutsOf(const at::Tensor& parameter) const {
   return std::make_shared<const std::vector<std::int64_t>>(found->second.cuts);
 }
 
+bool OptimizerShards::MayTake(const at::Tensor& parameter) const {
+  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  return found != shards_.end() && !found->second.has_gradient;
+}
+
 void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                                    const at::Tensor& shard) {
   const auto found = shards_.find(parameter.unsafeGetTensorImpl());

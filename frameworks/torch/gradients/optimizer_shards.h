@@ -16,6 +16,7 @@
 
 #include "core/engine/work.h"
 #include "frameworks/torch/gradients/common_parameters.h"
+#include "frameworks/torch/gradients/launched_buckets.h"
 #include "frameworks/torch/session/session_set.h"
 #include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/optimizer_options.h"
@@ -69,6 +70,8 @@ class OptimizerShards {
   // `*shard` gets memory for it; null: the part stays where it is in `result`.
   std::optional<core::KeptPart> PartToKeep(const at::Tensor& parameter, const at::Tensor& result,
                                            at::Tensor* shard) const;
+  // Whether TakeGradient would throw nothing.
+  bool MayTake(const at::Tensor& parameter) const;
   // Returns how a parameter was cut; null if it was not.
   core::PartCuts CutsOf(const at::Tensor& parameter) const;
   // Keeps this rank's shard of an average: `shard` if that is defined. Throws InvalidArgument if there
@@ -77,6 +80,7 @@ class OptimizerShards {
   void TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                     const at::Tensor& shard);
   void DropGradients();
+  LaunchedBuckets& launched() { return launched_; }
   // What TakeGradient has kept, in the order in which the parameters were cut: norms are added up in
   // it.
   std::vector<at::Tensor> Gradients() const;
@@ -121,6 +125,7 @@ class OptimizerShards {
   std::unordered_map<const void*, Shards> shards_;  // by parameter
   std::vector<std::int64_t> elements_;              // by rank
   CommonParameters common_;
+  LaunchedBuckets launched_;
   bool is_cut_ = false;
 };
 

@@ -158,37 +158,20 @@ void ParameterGradient::JoinEnds() const {
   }
 }
 
-// The program has not changed `.grad` since this noted it last, as far as autograd knows: clipping by
-// LibTorch's own functions leaves no trace.
-bool ParameterGradient::HoldsAverage() const {
-  const at::Tensor& gradient = what_.parameter.grad();
-  return average_ && average_->gradient._unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
-         VersionOf(gradient) == average_->version;
-}
-
 // An average of this step is there already, whatever the program has made of it.
 bool ParameterGradient::IsLaterAverage() const {
   const std::uint32_t round = what_.counts->round.load();
   return !what_.rule->of_module && round > 1 && round < kRoundInStep;
 }
 
-void ParameterGradient::NoteAverage() {
-  average_.reset();
-  const at::Tensor& gradient = what_.parameter.grad();
-  if (!gradient.defined()) return;
-  average_.emplace(Average{WeakImpl(gradient.getIntrusivePtr()), VersionOf(gradient)});
-}
-
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() {
-  const bool fresh = !what_.parameter.grad().defined();
-  fresh_.store(fresh, std::memory_order_relaxed);
   if (set_.session->gone()) return;
   const bool counts = what_.rule->at_backward && !gate_.held();
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
-  on_average_ = !fresh && (HoldsAverage() || IsLaterAverage());
-  if (counts && on_average_ && !what_.rule->may_repeat()) {
+  const bool adds = history_.BeginPass(what_.parameter.grad(), IsLaterAverage());
+  if (counts && adds && !what_.rule->may_repeat()) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
   }
 }
@@ -199,8 +182,7 @@ void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   set_.session->session().observation().steps().NoteGradient();
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:
-      if (on_average_) NoteAverage();  // with what was added
-      return;
+      return history_.EndPass(what_.parameter.grad());
     case fusion::GradientGate::Arrival::kInFlight:
       ThrowWrittenAgain();
     case fusion::GradientGate::Arrival::kReport:
@@ -249,7 +231,6 @@ bool ParameterGradient::IsLike(const core::Signature& signature, const at::Tenso
 
 void ParameterGradient::Share() {
   if (!std::exchange(shared_, true)) ++what_.counts->shared;
-  if (const BucketPartPtr part = part_) part->bucket->is_shared = true;
 }
 
 void ParameterGradient::TakeOut() {
@@ -273,35 +254,38 @@ void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool 
   now.present = now.found.defined() && what_.parameter.requires_grad() && !stays;
   now.shares = now.found.defined() && SharesMemory(now.found, incoming);
   now.round = what_.counts->round.load();
-  seen_ = {};
+  seen_ = {.dense = seen_.dense};
   if (now.present) {
     seen_.order = what_.counts->ready.fetch_add(1, std::memory_order_relaxed);
-    seen_.dense = !IsSparse(now.found) || what_.rule->sparse_as_dense;
-    seen_.stays_out = !seen_.dense;
+    seen_.stays_out = IsSparse(now.found) && !what_.rule->sparse_as_dense;
+    seen_.dense |= !seen_.stays_out;
   }
   now.refused = WhyNotAveraged();
   Start(will_wait);
 }
 
 void ParameterGradient::SubmitMissing(bool averaged) {
-  const bool touched = gate_.touched();
-  const at::Tensor& gradient = what_.parameter.grad();
-  if (touched) {
-    on_average_ = on_average_ && HoldsAverage();  // in no_sync(), and nobody has zeroed it since
-  } else {
-    on_average_ = gradient.defined() && (averaged || HoldsAverage());
+  const bool touched = gate_.touched();  // in no_sync()
+  const bool once_only =
+      history_.EndPasses(what_.parameter.grad(), touched, averaged) && !what_.rule->may_repeat();
+  if (once_only && touched && what_.rule->at_backward) {
+    return Refuse(kNoSecondBackward, /*threw=*/false);
   }
-  const bool once_only = on_average_ && !what_.rule->may_repeat();
-  if (once_only && touched && what_.rule->at_backward) return Refuse(kNoSecondBackward);
   Submit(/*will_wait=*/true, {}, /*stays=*/once_only && !touched);
 }
 
-void ParameterGradient::Refuse(const std::string& why) {
+void ParameterGradient::RefuseAfterThrow() {
+  Refuse("its backward() has thrown, which its error explains; zero_grad() begins again",
+         /*threw=*/true);
+}
+
+void ParameterGradient::Refuse(std::string why, bool threw) {
   UnderWay& now = under_way_.emplace();
   now.found = what_.parameter.grad();
-  now.refused = why;
+  now.refused = std::move(why);
+  now.threw = threw;
   now.round = what_.counts->round.load();
-  seen_ = {};
+  seen_ = {.dense = seen_.dense};
   Start(/*will_wait=*/false);
 }
 
@@ -364,7 +348,7 @@ BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
   const auto bucket =
       std::make_shared<Bucket>(core::Key::Named(set_.members.set, what_.key), std::move(signature));
   if (what_.rule->hook) {
-    bucket->hook = std::make_unique<BucketHook>();
+    bucket->hook = std::make_unique<BucketHook>(set_, what_.rule->hook);
     bucket->hook->given.name = what_.key;
     bucket->hook->given.index = what_.index;
     bucket->hook->given.parameters = {what_.name};
@@ -403,6 +387,7 @@ void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   Bucket& bucket = *part->bucket;
   core::Work& work = part->Renew(IsOnGpu(shaped));
   if (!now.present) work.request.absent = {true};
+  if (now.threw) work.request.asked = core::Refusal{};
   if (part->on_gpu() != nullptr && gpu_ && (invalid.empty() || bucket.hook)) {
     std::string noted = NoteOnGpu(*part->on_gpu());
     if (invalid.empty()) invalid = std::move(noted);
@@ -412,7 +397,7 @@ void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   if (bucket.hook && !invalid.empty()) now.present = false;
   if (invalid.empty() || bucket.hook) {
     std::string no_memory = TryGiveMemory(*part);
-    if (bucket.hook && !no_memory.empty()) FailHook(bucket, no_memory);
+    if (bucket.hook && !no_memory.empty()) bucket.hook->Fail(no_memory);
     if (invalid.empty()) invalid = std::move(no_memory);
   }
   if (together && !invalid.empty()) {
@@ -431,9 +416,9 @@ void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   });
 }
 
-// A bucket that is complete, which with a hook may be another than this gradient's.
+// Launches a bucket that is complete, which with a hook may be another than this gradient's.
 void ParameterGradient::Launch(Bucket& bucket, bool will_wait) {
-  if (bucket.hook) CallHook(bucket);
+  if (bucket.hook) bucket.hook->Call(bucket);
   const core::WorkPtr whole = bucket.assembly.Assemble(under_way_->round);
   // Later than their hooks might, but once for all of them.
   if (!bucket.hook && gpu_ && bucket.parts.front().on_gpu() != nullptr &&
@@ -447,6 +432,12 @@ void ParameterGradient::Launch(Bucket& bucket, bool will_wait) {
   if (what_.counts->shards && !bucket.hook) {
     TakeShardsOfDone(std::shared_ptr<Bucket>(part_.load(), &bucket), /*may_wait=*/!will_wait);
   }
+}
+
+void ParameterGradient::LaunchAlone() {
+  if (!under_way_ || !under_way_->is_put || handle()) return;
+  Bucket& bucket = *part_.load()->bucket;
+  if (bucket.hook && !bucket.hook->line) Launch(bucket, /*will_wait=*/true);
 }
 
 // One grouped all-gather of indices and values.

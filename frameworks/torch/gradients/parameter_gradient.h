@@ -7,10 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +18,7 @@
 #include "core/engine/work.h"
 #include "core/protocol/request.h"
 #include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/gradients/gradient_history.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
 #include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/session_set.h"
@@ -29,8 +28,6 @@
 
 namespace sirtaki::detail {
 
-// A rank whose backward() has thrown tells this to the others.
-constexpr const char* kBackwardThrew = "its backward() has thrown";
 // Why an average cannot be averaged again, behind the gradient's name.
 constexpr const char* kNoSecondBackward =
     "holds an average, to which another backward() would add: with op Sum, compression or a hook "
@@ -53,15 +50,6 @@ struct GradientCounts {
   std::atomic<int> joined{-1};  // a rank that had joined before an average of this step; -1: none
   // These shards keep the averages; null: `.grad` does.
   std::shared_ptr<OptimizerShards> shards;
-  // The buckets under way whose averages are to go there, in the order of their submission.
-  struct Launched {
-    std::mutex mutex;
-    std::deque<std::shared_ptr<Bucket>> buckets;
-    std::int64_t bytes = 0;    // of these
-    std::int64_t hurries = 0;  // so many hooks do not wait, since one has waited in vain,
-    std::int64_t more = 64;    // and so many the next time
-  };
-  Launched launched;
 };
 
 // Shared by all optimizers that have the parameter. Hooks run on autograd's threads, also several
@@ -101,11 +89,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::uint64_t averages() const { return averages_; }
 
   // ---- buckets: where it goes together with others, from the next Submit on ----
-  // This rank has seen this of the gradient in the last Submit.
+  // This rank has seen this of the gradient in the last average.
   struct Seen {
     std::int64_t order = -1;  // among the optimizer's gradients; -1: there was none
-    bool dense = false;       // there was one, and it was no sparse one
     bool stays_out = false;   // it cannot go with others
+    bool dense = false;       // there was one, then or before, that was no sparse one
+    bool anywhere = false;    // it was averaged, dense, as all ranks know
   };
   const Seen& seen() const { return seen_; }
   // The signatures of a dense gradient shaped like the parameter: what it is, and what its request is
@@ -133,8 +122,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
   // handed in. `averaged`: that of this step was averaged before. Throws what the engine refuses.
   void SubmitMissing(bool averaged);
-  // Submits a refusal, by which the other ranks learn why there is nothing to average.
-  void Refuse(const std::string& why);
+  // Submits a refusal, by which the other ranks learn that the backward() has thrown.
+  void RefuseAfterThrow();
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
   // again, unless the wait was given up. Precondition: the gate is reported. May throw what
   // LibTorch or the user's hook throws. `waits`: of the current streams, which may use the average.
@@ -161,9 +150,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // before, to which nothing was added, and counts as absent.
   void Submit(bool will_wait, const at::Tensor& incoming = {}, bool stays = false);
   core::Status Refused(const std::string& text) const;
-  bool HoldsAverage() const;
+  void Refuse(std::string why, bool threw);
   bool IsLaterAverage() const;
-  void NoteAverage();
   [[noreturn]] void ThrowWrittenAgain() const;
   void JoinEnds() const;
   std::string WhyNotAveraged() const;
@@ -175,9 +163,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool LiesInArena(const at::Tensor& tensor) const;
   bool MayReplaceFound() const;
   bool FoundWritten() const;
-  [[noreturn]] void FailHook(const Bucket& bucket, const std::string& why) const;
-  void AwaitProducers(Bucket& bucket) const;
-  void CallHook(Bucket& bucket) const;
   at::Tensor FillBuffer(const BucketPart& part) const;
   bool MovesSparse() const;
   void Start(bool will_wait);
@@ -204,9 +189,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool TakeForms();
   core::Status Collect(GpuWaits& waits);
   at::Tensor TakeResult(GpuWaits& waits);
-  void FinishHook() const;
   void CollectFromHook();
-  void DropFromHook() const;
   void Deliver(const at::Tensor& average);
   void Clear();
 
@@ -218,6 +201,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::int64_t version = 0;  // of `found`
     std::uint32_t round = 0;   // which average of its step it is; 0: nobody counts
     std::string refused;       // why it is not averaged; empty: it is
+    bool threw = false;        // it is refused since the backward() has thrown
     bool is_put = false;       // a dense one: into its part of a bucket
     bool is_taken = false;     // into the optimizer's shards, while backward() goes on
     bool captured = false;  // in a CUDA graph, which has not computed it: nor is it sent by itself
@@ -226,13 +210,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     std::shared_ptr<Pending> forms;   // of the other ranks, after a mismatch,
     bool asked = false;               // of which it was the first,
     core::Status mismatch;            // and this its status
-  };
-  // What `.grad` was, and its version, when an average was put there. The weak pointer keeps its
-  // address from being another's.
-  using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  struct Average {
-    WeakImpl gradient;
-    std::int64_t version = 0;
   };
   using Owners = std::vector<std::weak_ptr<AveragedAtEnd>>;
 
@@ -253,12 +230,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::atomic<std::shared_ptr<BucketPart>> part_;
   bool shared_ = false;
   std::uint64_t averages_ = 0;
-  std::optional<Average> average_;
-  bool delivered_ = false;             // since it was last noted
-  at::Tensor shard_;                   // of that average, if its work has brought it
+  GradientHistory history_;
+  bool delivered_ = false;             // an average, since it was last noted
+  at::Tensor shard_;                   // of it, if its work has brought it
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
-  std::atomic<bool> fresh_{false};     // the last backward has made it, not added to one
-  bool on_average_ = false;            // `.grad` holds an average, to which passes may have added
   Seen seen_;
   std::optional<UnderWay> under_way_;
 };

@@ -1,8 +1,6 @@
 // The way of a reduced gradient back into `.grad`.
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <chrono>
 #include <exception>
 #include <string>
 #include <utility>
@@ -41,66 +39,18 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
 void ParameterGradient::NoteDelivered() {
   if (!std::exchange(delivered_, false)) return;
   at::Tensor& gradient = what_.parameter.mutable_grad();
-  if (!what_.counts->shards || !gradient.defined() || IsSparse(gradient)) return NoteAverage();
+  if (!what_.counts->shards || !gradient.defined() || IsSparse(gradient)) {
+    return history_.NoteAverage(gradient);
+  }
   what_.counts->shards->TakeGradient(what_.parameter, gradient, std::exchange(shard_, {}));
   gradient.reset();
 }
 
-namespace {
-
-std::int64_t BytesOf(const Bucket& bucket) {
-  std::int64_t bytes = 0;
-  for (const BucketPart& part : bucket.parts) {
-    bytes += part.like->ElementCount() * static_cast<std::int64_t>(core::SizeOf(part.like->dtype));
-  }
-  return bytes;
-}
-
-// The handle of the bucket that was submitted first, if it is not done. Takes those before it.
-core::HandlePtr FirstUnderWay(GradientCounts::Launched& launched,
-                              std::vector<std::shared_ptr<Bucket>>* done) {
-  while (!launched.buckets.empty()) {
-    core::HandlePtr handle = launched.buckets.front()->assembly.handle();
-    if (handle && !handle->done()) return handle;
-    launched.bytes -= BytesOf(*launched.buckets.front());
-    done->push_back(std::move(launched.buckets.front()));
-    launched.buckets.pop_front();
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-// A hook that has submitted a bucket takes the shards of those before that are done. If more is under
-// way than two buckets, it waits for the first, as reductions that fall behind would keep all whole
-// gradients alive. The other ranks may not have that bucket before the end of their backward(), and
-// may wait for another: the wait is short, and one in vain lets the next hooks go on. What is not done
+// A hook that has submitted a bucket takes the shards of those before that are done. What is not done
 // in its turn the end of the backward() takes, and all that may be an error.
 void ParameterGradient::TakeShardsOfDone(const std::shared_ptr<Bucket>& launched, bool may_wait) {
-  constexpr auto kPatience = std::chrono::milliseconds(50);
-  constexpr std::int64_t kLeastBytes = std::int64_t{16} << 20;
-  session::Session& session = set_.session->session();
-  const std::int64_t most = 2 * std::max(session.limits().bucket_bytes, kLeastBytes);
-  GradientCounts::Launched& all = what_.counts->launched;
-  std::vector<std::shared_ptr<Bucket>> done;
-  {
-    std::unique_lock<std::mutex> lock(all.mutex);
-    all.buckets.push_back(launched);
-    all.bytes += BytesOf(*launched);
-    core::HandlePtr first = FirstUnderWay(all, &done);
-    while (first && may_wait && all.bytes > most && all.hurries == 0) {
-      lock.unlock();
-      (void)session.Wait(*first, core::Clock::now() + kPatience);
-      lock.lock();
-      if (!first->done()) {
-        all.hurries = all.more;
-        all.more = std::min<std::int64_t>(2 * all.more, std::int64_t{1} << 20);
-      }
-      first = FirstUnderWay(all, &done);
-    }
-    if (all.hurries > 0) --all.hurries;
-  }
-  for (const std::shared_ptr<Bucket>& bucket : done) {
+  for (const std::shared_ptr<Bucket>& bucket :
+       what_.counts->shards->launched().Add(launched, may_wait, set_.session->session())) {
     for (const BucketPart& part : bucket->parts) {
       if (const auto gradient = part.gradient.lock()) gradient->TakeShardEarly();
     }
@@ -118,12 +68,13 @@ void ParameterGradient::TakeShardEarly() {
   UnderWay& now = *under_way_;
   const BucketPartPtr part = part_;
   at::Tensor& gradient = what_.parameter.mutable_grad();
+  OptimizerShards& shards = *what_.counts->shards;
   const bool is_plain = now.present && !now.shares && now.refused.empty() &&
-                        part->on_gpu() == nullptr && gradient.defined() &&
-                        part->memory().result.is_same(gradient);
+                        shards.MayTake(what_.parameter) && part->on_gpu() == nullptr &&
+                        gradient.defined() && part->memory().result.is_same(gradient);
   if (!is_plain || now.is_taken || !gradient.is_same(now.found) || FoundWritten()) return;
   const at::NoGradGuard no_grad;
-  what_.counts->shards->TakeGradient(what_.parameter, gradient, BroughtShard(*part));
+  shards.TakeGradient(what_.parameter, gradient, BroughtShard(*part));
   now.is_taken = true;
   gradient.reset();
   now.found.reset();
@@ -156,7 +107,7 @@ at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
 // Precondition: Await has said ok.
 core::Status ParameterGradient::Collect(GpuWaits& waits) {
   UnderWay& now = *under_way_;
-  if (what_.rule->hook) FinishHook();
+  if (what_.rule->hook) part_.load()->bucket->hook->Finish();
   const at::Tensor result = TakeResult(waits);
   const bool same = what_.parameter.grad().is_same(now.found);
   if (!same || FoundWritten()) {
@@ -167,7 +118,7 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   }
   const int joined = now.sparse ? now.sparse->joined() : handle()->joined();
   if (joined >= 0) what_.counts->joined = joined;
-  if (now.present && on_average_ && joined >= 0) {
+  if (now.present && joined >= 0 && history_.on_average()) {
     return Refused("the gradient of " + core::Quoted(what_.name) +
                    " held an average already, and cannot be averaged again: rank " +
                    std::to_string(joined) +
@@ -191,6 +142,17 @@ core::Status ParameterGradient::Collect(GpuWaits& waits) {
   }
   delivered_ = true;
   return {};
+}
+
+void ParameterGradient::CollectFromHook() {
+  const BucketPartPtr part = part_;
+  const BucketHook& hook = *part->bucket->hook;
+  const at::Tensor average = hook.result.as_strided(
+      part->like->shape, part->strides, hook.result.storage_offset() + hook.starts[part->index]);
+  const at::Tensor& found = under_way_->found;
+  const bool is_written = found.defined() && !found.requires_grad() && !IsSparse(found);
+  // The buffer is the next round's as well, and a view is no gradient that zero_grad() could detach.
+  Deliver(is_written ? average : average.clone());
 }
 
 // Returns a status that is not ok, with a handle that is not done, if the wait was given up.
@@ -249,10 +211,9 @@ void ParameterGradient::StartAnew() {
 }
 
 // After a failure that all ranks know of: a bucket that cannot be reduced is taken apart, so that
-// only those of its gradients fail that have to. False if it is something else.
+// only those of its gradients fail that have to. False if it is something else: a backward() that has
+// thrown takes no part in a second attempt.
 bool ParameterGradient::StartByItself(const core::Status& status) {
-  // A backward() that has thrown takes no part in a second attempt.
-  if (status.message().find(kBackwardThrew) != std::string::npos) return false;
   const bool agreed = status.code() == core::StatusCode::kMismatch ||
                       status.code() == core::StatusCode::kInvalidArgument;
   if (!agreed || !handle() || part_.load()->bucket->assembly.of_one()) return false;
@@ -327,7 +288,9 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
       reset.self = nullptr;  // in a forked child
       return status;
     }
-    if (!status.ok()) DropFromHook();
+    // The other ranks' hooks wait for this one's also where nothing can be averaged.
+    const BucketPartPtr part = part_;
+    if (!status.ok() && now.is_put && part->bucket->hook) part->bucket->hook->Drop();
     if (StartByItself(status)) return go_on();
     const bool mismatch = now.sparse_error || status.code() == core::StatusCode::kMismatch;
     if (mismatch && !now.asked) {
@@ -342,6 +305,7 @@ std::optional<core::Status> ParameterGradient::Advance(GpuWaits& waits) {
   // A rank that had no memory, or was in a CUDA graph, may average the gradient next time.
   if (now.sparse_error || status.code() == core::StatusCode::kMismatch) seen_.stays_out = true;
   if (now.sparse_error) std::rethrow_exception(now.sparse_error);
+  if (status.ok() && !now.sparse) seen_.anywhere = !AbsentEverywhere();
   return status.ok() ? Collect(waits) : std::move(status);
 }
 
@@ -352,7 +316,7 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
 }
 
 void ParameterGradient::Clear() {
-  fresh_.store(false, std::memory_order_relaxed);
+  history_.ForgetPasses();
   if (under_way_) ReleasePart();
   under_way_.reset();
 }

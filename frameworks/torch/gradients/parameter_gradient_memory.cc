@@ -21,8 +21,7 @@ namespace sirtaki::detail {
 // or nothing but `.grad` refers to it and to its memory.
 bool ParameterGradient::MayReplaceFound() const {
   constexpr std::size_t kOurs = 2;  // `.grad` and under_way_'s
-  return under_way_->found.use_count() == kOurs &&
-         (fresh_.load(std::memory_order_relaxed) || !under_way_->shares);
+  return under_way_->found.use_count() == kOurs && (!under_way_->shares || history_.fresh());
 }
 
 // Where a dense gradient is reduced: where it lies if it lies right, in memory of its own. If only
@@ -80,6 +79,14 @@ bool ParameterGradient::PlaceInArena(BucketPart& part) {
   // The lane brings it there, with all of the bucket.
   if (present) part.memory().given = found;
   return true;
+}
+
+// The gradient in its place of the buffer that all gradients of the bucket share.
+at::Tensor ParameterGradient::FillBuffer(const BucketPart& part) const {
+  at::Tensor place = part.bucket->hook->given.gradients[part.index];
+  if (!under_way_->present) return place.zero_();
+  const at::Tensor found = under_way_->found.detach();
+  return place.copy_(IsSparse(found) ? found.to_dense() : found);
 }
 
 void ParameterGradient::GiveMemory(BucketPart& part) {

@@ -55,8 +55,11 @@ void ThrowStatus(const core::Status& status) {
   // The process's own session does not say it again at its end; other sessions return it.
   if (const auto own = session::DefaultSession()) own->NoteSeen(status);
   const core::Origin& from = status.origin();
-  throw Error(static_cast<ErrorCode>(status.code()), status.ToString(),
-              ErrorOrigin{from.rank, from.host, from.tensor});
+  ErrorOrigin origin{from.rank, from.host, from.tensor};
+  if (status.code() == core::StatusCode::kRefused) {
+    throw RefusedError(ErrorCode::InvalidArgument, status.ToString(), std::move(origin));
+  }
+  throw Error(static_cast<ErrorCode>(status.code()), status.ToString(), std::move(origin));
 }
 
 }  // namespace detail

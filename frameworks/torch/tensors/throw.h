@@ -3,10 +3,16 @@
 #pragma once
 
 #include "core/base/status.h"
+#include "sirtaki/error.h"
 
 namespace sirtaki::detail {
 
-// Throws sirtaki::Error. Precondition: status is not ok.
+// Another rank's program has thrown, and so gives nothing to what both take part in.
+class RefusedError : public Error {
+  using Error::Error;
+};
+
+// Throws sirtaki::Error, a RefusedError for kRefused. Precondition: status is not ok.
 [[noreturn]] void ThrowStatus(const core::Status& status);
 
 inline void ThrowIfError(const core::Status& status) {

@@ -252,6 +252,45 @@ TEST(GradientBucketsTest, AGradientMayBeMissingOnSomeRanksOrOnAll) {
   });
 }
 
+// A part of the model that no rank uses at first, and then one rank now and then.
+TEST(GradientBucketsTest, AGradientThatComesLaterGoesIntoABucketAsWell) {
+  for (const Average average : {Average::Backward, Average::Step}) {
+    Started started;
+    RunTorchRanks(
+        2,
+        [&](int rank) {
+          BucketBranches net;
+          auto optimizer = Wrap(net, 1.0, average);
+          const auto step = [&](bool uses) {
+            optimizer.zero_grad();
+            started.Take(rank);
+            auto loss = net.a.sum();
+            if (uses && rank == 1) loss = loss + net.b.sum();
+            loss.backward();
+            optimizer.step();
+            EXPECT_EQ(net.b.grad().defined(), uses);
+            if (!uses) return;
+            EXPECT_TRUE(torch::equal(net.b.grad(), torch::full({3}, 0.5f)));
+          };
+          for (int i = 0; i < 3; ++i) step(false);
+          EXPECT_EQ(started.others(rank), 1) << "the part that nobody has used";
+          step(true);
+          step(false);  // the ranks agree on another layout at its end
+          std::vector<Started::Bucket> first;
+          for (const bool uses : {false, true, false}) {
+            step(uses);
+            EXPECT_EQ(started.others(rank), 0);
+            auto buckets = started.Take(rank);
+            ASSERT_EQ(buckets.size(), 1U);
+            EXPECT_THAT(buckets[0].second, testing::UnorderedElementsAre(2, 3));
+            if (first.empty()) first = buckets;
+            EXPECT_EQ(buckets, first) << "the layout stays";
+          }
+        },
+        {}, {}, kPlainSharing, started.Listener());
+  }
+}
+
 TEST(GradientBucketsTest, AreNotMadeWhileARankHasJoined) {
   Started started;
   RunTorchRanks(
@@ -275,6 +314,10 @@ TEST(GradientBucketsTest, AreNotMadeWhileARankHasJoined) {
           EXPECT_EQ(started.Take(rank).empty(), i == 0) << i;
           EXPECT_TRUE(torch::equal(net.weights[1].grad(), torch::full({2}, 3.0f)));
         }
+        // The ranks say the same, whichever had joined first.
+        const auto& told = detail::CurrentSession()->session().observation();
+        EXPECT_THAT(told.KeyText("bucket 0 of arena 1, layout 1 since join 1"),
+                    HasSubstr("(the gradients of"));
       },
       Buckets(100, 100), {}, kPlainSharing, started.Listener());
 }
@@ -388,6 +431,26 @@ TEST(GradientBucketsTest, OneThatCannotBeReducedIsTakenApart) {
   for (const Average average : {Average::Backward, Average::Step}) {
     TakeApartOneThatCannotBeReduced(average);
   }
+}
+
+// The words of an error do not decide: a parameter may be called like one.
+TEST(GradientBucketsTest, ABucketIsTakenApartWhateverItsGradientsAreCalled) {
+  RunTorchRanks(2, [](int rank) {
+    auto named = torch::zeros({2}, torch::requires_grad());
+    auto other = torch::zeros({4, 2}, torch::requires_grad());
+    auto optimizer =
+        DistributedOptimizer(SGD({named, other}, SGDOptions(1.0)),
+                             NamedTensors{{"its backward() has thrown", named}, {"other", other}});
+    for (int step = 0; step < 4; ++step) {
+      optimizer.zero_grad();
+      const bool sparse = step == 2;
+      const auto table = torch::embedding(other, torch::tensor({1}), -1, false, sparse);
+      (named.sum() * (rank + 1) + table.sum()).backward();
+      optimizer.step();
+      EXPECT_TRUE(torch::equal(named.grad(), torch::full({2}, 1.5f))) << step;
+      EXPECT_EQ(other.grad().is_sparse(), sparse) << step;
+    }
+  });
 }
 
 TEST(GradientBucketsTest, OnlyTheGradientThatIsWrongFails) {

@@ -334,6 +334,44 @@ TEST(GradientShardsTest, AnAverageThatNoStepHasUsedIsNotAddedTo) {
   });
 }
 
+// The hooks of other gradients do not say it: then the end of backward() would come too late for those
+// that had not arrived, and the other rank would learn of a backward() that has thrown.
+TEST(GradientShardsTest, AnAverageThatNoStepHasUsedIsAnErrorAtTheEndOfBackward) {
+  core::Config config;
+  config.bucket_bytes = 0;
+  RunTorchRanks(
+      2,
+      [](int) {
+        const Weights weights = {Weight({300}), Weight({300}, 1), Weight({300}, 2)};
+        auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.1)), OfGradients());
+        int arrived = 0;
+        const auto backward = [&] {
+          torch::Tensor x = weights[0] * 1.0;
+          x.register_hook([&arrived](const torch::Tensor& gradient) {
+            ++arrived;
+            return gradient;
+          });
+          for (int i = 1; i < 3; ++i) {
+            x = x * weights[i];
+            // A rank waits here until all ranks have the gradients of the next layers.
+            x.register_hook([](const torch::Tensor& gradient) {
+              barrier();
+              return gradient;
+            });
+          }
+          x.sum().backward();
+        };
+        backward();
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, backward),
+                    HasSubstr("zero_grad() of the optimizer"));
+        EXPECT_EQ(arrived, 2);
+        optimizer.zero_grad();
+        backward();
+        optimizer.step();
+      },
+      config);
+}
+
 TEST(GradientShardsTest, AGradientMadeByHandBesideIsAnErrorOnAll) {
   RunTorchRanks(2, [](int rank) {
     const torch::Tensor weight = Weight({90});

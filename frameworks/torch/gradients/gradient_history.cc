@@ -1,0 +1,57 @@
+#include "frameworks/torch/gradients/gradient_history.h"
+
+#include "frameworks/torch/tensors/tensor_bridge.h"
+
+namespace sirtaki::detail {
+
+bool GradientHistory::Holds(const at::Tensor& gradient) const {
+  return average_ && average_->gradient._unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
+         VersionOf(gradient) == average_->version;
+}
+
+void GradientHistory::Note(const at::Tensor& gradient) {
+  average_.reset();
+  if (!gradient.defined()) return;
+  average_.emplace(Average{WeakImpl(gradient.getIntrusivePtr()), VersionOf(gradient)});
+}
+
+bool GradientHistory::BeginPass(const at::Tensor& gradient, bool later) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fresh_ = !gradient.defined();
+  on_average_ = !fresh_ && (later || Holds(gradient));
+  return on_average_;
+}
+
+void GradientHistory::EndPass(const at::Tensor& gradient) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (on_average_) Note(gradient);
+}
+
+bool GradientHistory::EndPasses(const at::Tensor& gradient, bool touched, bool averaged) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool holds = Holds(gradient);
+  on_average_ = touched ? on_average_ && holds : gradient.defined() && (averaged || holds);
+  return on_average_;
+}
+
+void GradientHistory::NoteAverage(const at::Tensor& gradient) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Note(gradient);
+}
+
+void GradientHistory::ForgetPasses() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  fresh_ = false;
+}
+
+bool GradientHistory::fresh() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return fresh_;
+}
+
+bool GradientHistory::on_average() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return on_average_;
+}
+
+}  // namespace sirtaki::detail

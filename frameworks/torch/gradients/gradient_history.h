@@ -1,0 +1,50 @@
+// What has become of a parameter's `.grad` before: whether there was none, and whether it holds an
+// average, to which passes may have added.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+namespace sirtaki::detail {
+
+// Thread-safe: hooks of several backward() call it at once, and the thread that uses the optimizer.
+class GradientHistory {
+ public:
+  // A backward() is about to write `gradient`. `later`: an average of this step was put there,
+  // whatever the program has made of it. True if it adds to an average.
+  bool BeginPass(const at::Tensor& gradient, bool later);
+  // The backward() has written it, and other passes are to come.
+  void EndPass(const at::Tensor& gradient);
+  // No pass is to come. `touched`: one has come since the last average; else `averaged`: the gradient
+  // of this step was averaged before. True if `gradient` is an average, or one with something added.
+  bool EndPasses(const at::Tensor& gradient, bool touched, bool averaged);
+  // An average was put there; undefined: none was.
+  void NoteAverage(const at::Tensor& gradient);
+  void ForgetPasses();
+
+  // The last pass has made the gradient, and not added to one.
+  bool fresh() const;
+  bool on_average() const;
+
+ private:
+  // The weak pointer keeps its address from being another's.
+  using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Average {
+    WeakImpl gradient;
+    std::int64_t version = 0;
+  };
+  // The program has not changed `.grad` since it was noted last, as far as autograd knows: clipping by
+  // LibTorch's own functions leaves no trace.
+  bool Holds(const at::Tensor& gradient) const;
+  void Note(const at::Tensor& gradient);
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::optional<Average> average_;
+  bool fresh_ = false;
+  bool on_average_ = false;  // it holds an average, to which passes may have added
+};
+
+}  // namespace sirtaki::detail
