@@ -58,12 +58,6 @@ std::string RecordPath(const SessionObservability::Options& options) {
 
 }  // namespace
 
-std::string RecordsOfGeneration(const core::Config& config, int generation) {
-  const std::string folder = RecordFolder(config, /*is_process=*/true);
-  return folder.empty() ? config.flight_records
-                        : folder + "/generation-" + std::to_string(generation);
-}
-
 SessionObservability::SessionObservability(trace::ObserverPtr observer, Options options)
     : observer_(std::move(observer)),
       options_(std::move(options)),

@@ -24,10 +24,6 @@ namespace sirtaki::session {
 // These names say in words what buckets hold (`the gradients of "w", "b" and 3 more`), by keys.
 using BucketNames = std::map<std::string, std::string>;
 
-// What the option flight_records is in a generation of an elastic job: a folder of its own in that of
-// the job, so that its records stay when the next one fails.
-std::string RecordsOfGeneration(const core::Config& config, int generation);
-
 // Thread-safe. A file that cannot be written is a warning, and never what a run ends of.
 class SessionObservability {
  public:

@@ -17,7 +17,6 @@
 #include "session/base/wire_parts.h"
 #include "session/elastic/elastic_worker.h"
 #include "session/session.h"
-#include "session/session_observability.h"
 #include "tcp/meeting.h"
 #include "tcp/place.h"
 #include "tcp/port.h"
@@ -200,10 +199,7 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
         at, options,
         {[&worker](int port) { worker.TellListens(port); }, [&worker] { return worker.WhyOver(); }},
         &medium);
-    StartOptions of_generation = options;
-    of_generation.config.flight_records = RecordsOfGeneration(options.config, place.generation);
-    if (status.ok())
-      status = Create(std::move(medium), of_generation, /*is_process=*/true, session);
+    if (status.ok()) status = Create(std::move(medium), options, /*is_process=*/true, session);
     if (status.ok()) {
       worker.Enter(*session);
       return status;

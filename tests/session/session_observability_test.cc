@@ -208,15 +208,6 @@ TEST_F(SessionObservabilityTest, RanksThatAreThreadsLeaveNoneUnlessTheyAreTold) 
   fs::current_path(before);
 }
 
-TEST(RecordsOfGenerationTest, EachGenerationHasAFolder) {
-  core::Config config;
-  EXPECT_EQ(RecordsOfGeneration(config, 3), "sirtaki-records/generation-3");
-  config.flight_records = "/data/records";
-  EXPECT_EQ(RecordsOfGeneration(config, 12), "/data/records/generation-12");
-  config.flight_records = core::kNoFlightRecords;
-  EXPECT_EQ(RecordsOfGeneration(config, 3), core::kNoFlightRecords);
-}
-
 // The rank is a process, with the records of the current folder.
 TEST_F(SessionObservabilityTest, ARankAloneLeavesARecordOnlyIfItIsAsked) {
   const fs::path before = fs::current_path();
