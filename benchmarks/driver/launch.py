@@ -173,6 +173,21 @@ class Launcher:
         return self.run([*self.on_hosts(hosts, 1, rate), "env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=veth0", *passed,
                          *command, os.path.join(PYTHON, script), "sirtaki.torch", *map(str, arguments)])
 
+    def python_script(self, folder, script, *arguments):
+        """The words that run a script which may import ours. Precondition: there is a torch."""
+        command, environment = self._with_module()
+        passed = [f"{name}={environment[name]}" for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in environment]
+        return ["env", *passed, *command, os.path.join(folder, script), *arguments]
+
+    def horovod_script(self, script):
+        """The same with Horovod. Precondition: it is there."""
+        return [*self._horovod[0], os.path.join(PYTHON, script), "horovod.torch"]
+
+    def elastic(self, system, fault, program):
+        """The samples of one job of the work elastic: ../elastic.sh says of what."""
+        return self.run(["bash", os.path.join(TOP, "benchmarks", "elastic.sh"), "--build", os.path.dirname(self.programs), system,
+                         fault, *program])
+
     def horovod(self, count, script, *arguments):
         """A script of python/ that calls Horovod. Precondition: it is there."""
         return self._script(count, self._horovod[0], script, "horovod.torch", arguments, None)

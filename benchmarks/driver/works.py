@@ -292,6 +292,28 @@ class Runner:
 
         self.in_turn(self.choose(1, 1, 3), [started])
 
+    def elastic(self):
+        """Each start is a job of its own, to which one thing happens."""
+        systems = {"ours": [self.launcher.program("elastic")]}
+        if self.has_module("elastic jobs in Python"):
+            systems["python"] = self.launcher.python_script(launch.PYTHON, "elastic.py", "sirtaki.torch")
+        if self.has_torch("torchrun and torchft"):
+            for system in ("torchrun", "torchft"):
+                systems[system] = self.launcher.python_script(launch.REFERENCE, f"elastic_{system}.py")
+        if self.has_horovod():
+            systems["horovod"] = self.launcher.horovod_script("elastic.py")
+
+        def started(system, fault):
+            try:
+                return self.launcher.elastic(system, fault, systems[system])
+            except launch.Skipped as reason:
+                self.skip(f"an elastic job of {system}", str(reason))
+                return []
+
+        faults = self.choose(["kill"], ["kill", "host", "link", "stop", "join"], ["kill", "host", "link", "stop", "join"])
+        starts = [lambda system=system, fault=fault: started(system, fault) for fault in faults for system in systems]
+        self.in_turn(self.choose(1, 3, 7), starts)
+
     # ---- on GPUs ----
 
     def on_gpus(self, work, turns, program, flags, reference, arguments):
@@ -364,7 +386,7 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("checkpoint", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "wrapper")
+OTHERS = ("checkpoint", "elastic", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "wrapper")
 
 
 def why_unknown(name):
