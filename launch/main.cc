@@ -25,6 +25,7 @@
 #include "launch/checks/host_report.h"
 #include "launch/elastic/elastic_job.h"
 #include "launch/elastic/elastic_options.h"
+#include "launch/elastic/history.h"
 #include "launch/hosts/allocation.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job.h"
@@ -35,6 +36,8 @@
 #include "launch/plan/plan.h"
 #include "launch/plan/routes.h"
 #include "launch/reports/explain.h"
+#include "launch/reports/generations.h"
+#include "launch/reports/merge_generations.h"
 #include "launch/reports/merge_timelines.h"
 #include "launch/reports/read_records.h"
 
@@ -83,26 +86,51 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   return core::Status::Ok();
 }
 
-// The records are those of the ranks of a job that has run.
+void PrintNotes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
+}
+
+// The records are those of the ranks of a job that has run. Of an elastic one there may be none: its ranks
+// set them aside when they go on.
 int ExplainRecords(const std::string& folder) {
+  std::vector<Generation> generations;
+  core::Status status = ReadGenerations(folder, &generations);
+  if (!status.ok()) return Complain(status);
   std::vector<core::trace::FlightRecord> records;
   std::vector<std::string> notes;
-  const core::Status status = ReadRecords(folder, &records, &notes);
-  if (!status.ok()) return Complain(status);
-  for (const std::string& note : notes) std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
-  return Print(Explain(std::move(records)));
+  status = ReadRecords(folder, &records, &notes);
+  if (!status.ok() && generations.empty()) return Complain(status);
+  PrintNotes(notes);
+  return Print(GenerationsText(generations) + (status.ok() ? Explain(std::move(records)) : ""));
 }
 
 int MergeTimelinesOf(const std::string& folder) {
-  std::vector<std::string> paths;
   std::vector<std::string> notes;
   const std::string output = folder + "/timeline.json";
-  core::Status status = FindTimelines(folder, &paths, &notes);
-  if (status.ok()) status = MergeTimelines(paths, output);
+  std::vector<Generation> generations;
+  core::Status status = ReadGenerations(folder, &generations);
   if (!status.ok()) return Complain(status);
-  for (const std::string& note : notes) std::fprintf(stderr, "sirtakirun: %s\n", note.c_str());
-  return Print(std::to_string(paths.size()) + (paths.size() == 1 ? " rank" : " ranks") + " in " +
-               output + "\n");
+  std::size_t count = 0;
+  std::string what = "rank";
+  if (!generations.empty()) {
+    const GenerationsTimeline timeline = TimelineOf(folder, generations, &notes);
+    status = MergeTimelines(timeline.parts, timeline.objects, output);
+    count = static_cast<std::size_t>(timeline.workers);
+    what = "worker";
+  } else {
+    std::vector<std::string> paths;
+    status = FindTimelines(folder, &paths, &notes);
+    if (status.ok()) status = MergeTimelines(paths, output);
+    count = paths.size();
+  }
+  if (!status.ok()) return Complain(status);
+  PrintNotes(notes);
+  std::string text = std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  if (!generations.empty()) {
+    text += " in " + std::to_string(generations.size()) +
+            (generations.size() == 1 ? " generation" : " generations");
+  }
+  return Print(text + " in " + output + "\n");
 }
 
 // 0 if ranks can start on the hosts of the plan, as far as one sees; else what to exit with.
@@ -172,6 +200,7 @@ int RunElastic(PlanInput input) {
 
 // Carries the plan out, as often as it takes and is allowed.
 int RunAll(PlanInput input) {
+  SetHistoriesAside(input.options, input.environment);
   for (int code = kWrongUse;; ++input.restarts) {
     Plan plan;
     core::Status status = MakePlan(input, &plan);

@@ -19,8 +19,6 @@ namespace trace = core::trace;
 
 namespace {
 
-// The folder of the records of `auto`; ranks that are threads of a process leave none.
-constexpr std::string_view kFolder = "sirtaki-records";
 // The signal of whoever wants a record of a run that goes on.
 constexpr std::string_view kAsks = "SIGUSR1";
 // A timeline has this time for what is still to be written when a signal ends the process.
@@ -44,11 +42,11 @@ std::string Absolute(const std::string& path) {
   return path.empty() || error ? path : absolute.string();
 }
 
-// Empty: none are written.
+// Empty: none are written. Ranks that are threads of a process leave none.
 std::string RecordFolder(const core::Config& config, bool is_process) {
   if (config.flight_records == core::kNoFlightRecords) return {};
   if (config.flight_records != core::kAutoFlightRecords) return config.flight_records;
-  return std::string(is_process ? kFolder : "");
+  return std::string(is_process ? trace::kRecordFolder : "");
 }
 
 std::string RecordPath(const SessionObservability::Options& options) {

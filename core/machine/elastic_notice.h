@@ -20,7 +20,7 @@ struct ElasticNotice {
   enum class Kind : std::uint8_t {
     // The program tells:
     kAsks,     // it wants a place in a generation. `generation`: the one that it has left; 0: none.
-               // `ranks`: those of that one that it has lost
+               // `ranks`: those of that one that it has lost; `text`: what has failed there
     kListens,  // it is rank 0 of the generation, and listens at `port`
     kJoined,   // it is in the generation, with all others
     kHasHeard,  // that the generation is over

@@ -210,6 +210,11 @@ std::string ProcessLine(const TimelineIdentity& identity) {
   line.resize(line.size() - 2);
   line += ",\"session\":";
   AppendJson(identity.session, &line);
+  // This rank's clock at time 0 of the trace, by which other traces of its host can be put beside it.
+  line += ",\"host\":";
+  AppendJson(identity.host, &line);
+  line += ",\"zero\":";
+  AppendNumber((identity.origin - identity.offset).time_since_epoch().count(), &line);
   return line + "}}";
 }
 

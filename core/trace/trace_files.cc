@@ -27,6 +27,14 @@ std::string TimelinePath(const std::string& option, int rank) {
   return InFolder(option, "rank-" + std::to_string(rank) + ".json");
 }
 
+std::string TimelineOfGeneration(const std::string& option, int generation) {
+  if (option.empty()) return {};
+  const std::string name = "generation-" + std::to_string(generation);
+  if (!option.ends_with(".json")) return InFolder(option, name);
+  const fs::path path(option);
+  return (path.parent_path() / name / path.filename()).string();
+}
+
 std::string FlightRecordPath(const std::string& folder, int rank) {
   return InFolder(folder, "flight-" + std::to_string(rank) + ".json");
 }

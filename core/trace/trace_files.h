@@ -10,9 +10,14 @@
 
 namespace sirtaki::core::trace {
 
+// The folder of flight records that are asked for by "auto".
+inline constexpr std::string_view kRecordFolder = "sirtaki-records";
+
 // The option timeline is a folder, in which each rank has a file, or a file of rank 0. Empty: this
 // rank writes none.
 std::string TimelinePath(const std::string& option, int rank);
+// The option of one generation of an elastic job: each has a folder of its own in that of the option.
+std::string TimelineOfGeneration(const std::string& option, int generation);
 std::string FlightRecordPath(const std::string& folder, int rank);
 // The rank's number before the ending: "out/metrics.csv" is "out/metrics.3.csv".
 std::string MetricsPath(const std::string& option, int rank);

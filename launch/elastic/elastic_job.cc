@@ -10,13 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/rank_ranges.h"
 #include "core/base/text.h"
 #include "core/machine/elastic_notice.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
 #include "launch/elastic/discovery.h"
+#include "launch/elastic/history.h"
+#include "launch/elastic/membership_texts.h"
 #include "launch/elastic/starters.h"
 #include "launch/job/connections.h"
 #include "launch/job/failure_judgement.h"
@@ -41,10 +42,6 @@ constexpr std::size_t kMostGreeters = 256;
 // The time for workers to end when they are told to: they kill their programs after 3 s.
 constexpr auto kEndTime = std::chrono::seconds(6);
 
-std::string CountText(std::size_t count, const char* what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
   std::vector<HostSlots> slots;
   for (const Host& host : hosts) slots.push_back({host.name, host.slots});
@@ -58,6 +55,7 @@ class ElasticJob {
       : plan_(plan),
         options_(options),
         env_(env),
+        history_(options, env),
         membership_(limits),
         connections_(
             &loop_, kMostGreeters,
@@ -192,6 +190,7 @@ class ElasticJob {
   void Do(const AnnounceChange& order) {
     std::fprintf(stderr, "sirtakirun: generation %d is to change: %s\n", order.generation,
                  order.why.c_str());
+    change_ = order;
     for (const WorkerId member : membership_.Members()) {
       Tell(member, {Kind::kChange, order.generation, 0, 0, 0, order.why, {}});
     }
@@ -210,11 +209,15 @@ class ElasticJob {
     }
   }
   void Do(const BeginGeneration& order) {
+    const auto places = Places(order.members);
     std::fprintf(stderr, "sirtakirun: generation %d: %s%s\n", order.generation,
-                 PlacesText(order.members).c_str(),
+                 MembersText(places).c_str(),
                  order.has_state ? "" : "; nobody is left who has trained: training begins anew");
+    decided_at_ = Clock::now();
+    history_.NoteDecided(order.generation, places, decided_at_);
     members_ = order.members;
     left_to_join_ = order.members.size();
+    left_to_train_ = order.members.size();
     beginning_ = Beginning{order.generation, order.members};
     const int size = static_cast<int>(order.members.size());
     const std::string address = AddressOfFirst(order.members);
@@ -225,19 +228,20 @@ class ElasticJob {
   void NoteOver(int generation, const std::string& why) {
     if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
     over_at_ = std::min(over_at_, Clock::now());
+    history_.NoteOver(generation, why, over_at_);
     std::fprintf(stderr, "sirtakirun: generation %d is over: %s\n", generation, why.c_str());
   }
 
-  // "3 ranks: workers 0-1 on host a, 4 on host b"
-  std::string PlacesText(const std::vector<WorkerId>& members) const {
-    std::string text = CountText(members.size(), "rank") + ": workers ";
-    for (auto at = members.begin(); at != members.end();) {
-      const std::string& host = workers_.at(*at).host;
-      core::RankRanges here;
-      for (; at != members.end() && workers_.at(*at).host == host; ++at) here.Add(*at);
-      text += here.ToString() + " on host " + host + (at == members.end() ? "" : ", ");
-    }
-    return text;
+  // One that has ended meanwhile has no host here any more.
+  std::string HostOf(WorkerId worker) const {
+    const auto found = workers_.find(worker);
+    return found == workers_.end() ? "(it has ended)" : found->second.host;
+  }
+
+  std::vector<Generation::Member> Places(const std::vector<WorkerId>& members) const {
+    std::vector<Generation::Member> places;
+    for (const WorkerId member : members) places.push_back({member, workers_.at(member).host});
+    return places;
   }
 
   // The address is where the others reach rank 0: if it is on this machine, where one of them has reached us.
@@ -309,6 +313,10 @@ class ElasticJob {
       case Kind::kAsks: {
         if (notice.generation > 0 && notice.generation == membership_.generation()) {
           over_at_ = std::min(over_at_, now);
+          if (told_over_ != notice.generation && change_.generation == notice.generation) {
+            told_over_ = notice.generation;
+            history_.NoteOver(notice.generation, change_.why, now);
+          }
         }
         std::vector<WorkerId> suspects;
         for (const int rank : notice.ranks) {
@@ -316,9 +324,14 @@ class ElasticJob {
                                 rank < static_cast<int>(members_.size());
           if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
         }
-        if (notice.generation == membership_.generation() && !suspects.empty()) {
-          NoteOver(notice.generation, "worker " + std::to_string(worker) + " has lost worker " +
-                                          std::to_string(suspects.front()));
+        if (notice.generation == membership_.generation() && notice.generation > 0) {
+          std::string why = NameOf(worker, HostOf(worker));
+          if (!suspects.empty()) {
+            const WorkerId lost = suspects.front();
+            why += " has lost " + NameOf(lost, HostOf(lost));
+          }
+          // With no text nothing has failed, or its program alone knows what.
+          if (!notice.text.empty()) NoteOver(notice.generation, why + ": " + notice.text);
         }
         return membership_.NoteReady(worker, notice.generation, suspects, now);
       }
@@ -334,7 +347,9 @@ class ElasticJob {
       case Kind::kKnows:
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kChange);
       case Kind::kHasState:
-        return membership_.NoteState(worker);
+        membership_.NoteState(worker);
+        if (notice.generation == membership_.generation() && --left_to_train_ == 0) NoteTrains(now);
+        return;
       case Kind::kPlace:
       case Kind::kOver:
       case Kind::kChange:
@@ -361,12 +376,24 @@ class ElasticJob {
   }
 
   void NoteTogether(TimePoint now) {
-    std::fprintf(
-        stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
-        over_at_ == TimePoint::max()
-            ? ""
-            : (", " + core::DurationText(now - over_at_) + " after the one before").c_str());
+    std::string since;
+    if (over_at_ != TimePoint::max()) {
+      since = ", " + core::DurationText(now - over_at_) +
+              " after the one before: " + core::DurationText(decided_at_ - over_at_) +
+              " to leave that, " + core::DurationText(now - decided_at_) + " to join";
+    }
+    std::fprintf(stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
+                 since.c_str());
+    history_.NoteJoined(membership_.generation(), now);
+    joined_at_ = now;
     over_at_ = TimePoint::max();
+  }
+
+  void NoteTrains(TimePoint now) {
+    std::fprintf(
+        stderr, "sirtakirun: generation %d trains, %s later, with the state of worker %d\n",
+        membership_.generation(), core::DurationText(now - joined_at_).c_str(), members_.front());
+    history_.NoteTrains(membership_.generation(), now);
   }
 
   void Drop(Connection* connection, const Status& why) {
@@ -384,6 +411,8 @@ class ElasticJob {
       std::fprintf(stderr, "sirtakirun: worker %d on host %s %s%s\n", id,
                    found->second.host.c_str(), how == WorkerEnd::kLost ? "is lost: " : "",
                    why.c_str());
+      history_.NoteLeft(membership_.generation(), {id, found->second.host},
+                        (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
     }
     workers_.erase(found);
     membership_.NoteEnd(id, how, why, Clock::now());
@@ -426,6 +455,7 @@ class ElasticJob {
     if (is_ending()) return;
     code_ = code;
     why_ = why;
+    history_.NoteEnd(membership_.generation(), why, Clock::now());
     end_by_ = Clock::now() + kEndTime;
     AdoptOrphans();
     output_.FinishLauncher();
@@ -446,12 +476,17 @@ class ElasticJob {
   const Plan& plan_;
   const LaunchOptions& options_;
   const core::EnvironmentView& env_;
+  History history_;
   Loop loop_;
   Membership membership_;
   std::vector<std::pair<std::string, std::string>> variables_;  // for what starts workers
   std::map<WorkerId, Worker> workers_;
   std::vector<WorkerId> members_;  // of the generation, by rank
   std::size_t left_to_join_ = 0;
+  std::size_t left_to_train_ = 0;
+  TimePoint decided_at_{};  // the generation
+  TimePoint joined_at_{};   // by its last member
+  AnnounceChange change_;   // the last
   Beginning beginning_;
   TimePoint over_at_ = TimePoint::max();  // the generation before; max: it goes on
   int told_over_ = 0;                     // the generation of which standard error says so

@@ -181,7 +181,7 @@ void Membership::Drop(WorkerId id, const std::string& why, TimePoint now) {
   Blame(worker, now);
   last_end_ = NameOf(id, worker.host) + ": " + why;
   if (finished_ && finished_->empty()) finished_ = last_end_;
-  Evict(id, last_end_, now);
+  Evict(id, why, now);
 }
 
 // The time at which a worker that is starting must have asked, and one that is to leave a generation
@@ -207,7 +207,7 @@ void Membership::EvictSilent(TimePoint now) {
     if (now < MustAnswerBy(worker)) continue;
     const bool is_member = worker.state == State::kMember;
     Drop(id,
-         is_member ? "it does not leave its group"
+         is_member ? "it does not answer: it is stopped, or its host hangs"
                    : "its program has not called init() within --elastic-timeout",
          now);
     if (is_member) GoOver(last_end_, now);

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -37,8 +39,25 @@ bool IsObject(std::string_view text) {
   return text.starts_with('{') && nlohmann::json::accept(text);
 }
 
+// The object of another time and process, as the part has them.
+std::string Moved(const TimelinePart& part, std::string_view text) {
+  auto object = nlohmann::ordered_json::parse(text);
+  const double later = static_cast<double>(std::chrono::nanoseconds(part.later).count()) / 1e3;
+  if (const auto at = object.find("ts"); at != object.end() && at->is_number()) {
+    *at = at->get<double>() + later;
+  }
+  object["pid"] = part.process;
+  const auto name = object.find("name");
+  if (name != object.end() && *name == "process_name") object["args"]["name"] = part.title;
+  if (name != object.end() && *name == "process_sort_index") {
+    object["args"]["sort_index"] = part.process;
+  }
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 // Appends the file's objects to an array that is open.
-Status Append(const std::string& path, std::ofstream& to, bool* first) {
+Status Append(const TimelinePart& part, std::ofstream& to, bool* first) {
+  const std::string& path = part.path;
   std::ifstream from(path, std::ios::binary);
   if (!from) return Wrong(path, std::strerror(errno));
   std::string line;
@@ -49,7 +68,12 @@ Status Append(const std::string& path, std::ofstream& to, bool* first) {
     const std::string_view object = ObjectIn(line);
     if (object.empty()) continue;
     if (IsObject(object)) {
-      to << (*first ? "[\n" : ",\n") << object;
+      to << (*first ? "[\n" : ",\n");
+      if (part.process < 0) {
+        to << object;
+      } else {
+        to << Moved(part, object);
+      }
       *first = false;
     } else {
       bad = number;
@@ -61,22 +85,29 @@ Status Append(const std::string& path, std::ofstream& to, bool* first) {
   return from.bad() ? Wrong(path, std::strerror(errno)) : Status::Ok();
 }
 
-// The session is that of the run that wrote it, from its first object; none if not even that is
-// there.
-std::optional<std::string> SessionOf(const std::string& path) {
+}  // namespace
+
+std::optional<TimelineHead> HeadOf(const std::string& path) {
   std::ifstream from(path, std::ios::binary);
   std::string line;
   while (std::getline(from, line) && ObjectIn(line).empty()) continue;
   const auto object = nlohmann::json::parse(ObjectIn(line), nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return std::nullopt;
+  TimelineHead head;
   const auto arguments = object.find("args");
-  if (arguments == object.end() || !arguments->is_object()) return std::string();
-  const auto session = arguments->find("session");
-  const bool has = session != arguments->end() && session->is_string();
-  return has ? session->get<std::string>() : std::string();
+  if (arguments == object.end() || !arguments->is_object()) return head;
+  const auto text = [&](const char* name) {
+    const auto found = arguments->find(name);
+    return found != arguments->end() && found->is_string() ? found->get<std::string>() : "";
+  };
+  head.session = text("session");
+  head.host = text("host");
+  if (const auto zero = arguments->find("zero");
+      zero != arguments->end() && zero->is_number_integer()) {
+    head.zero = core::TimePoint(std::chrono::nanoseconds(zero->get<std::int64_t>()));
+  }
+  return head;
 }
-
-}  // namespace
 
 Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
                      std::vector<std::string>* notes) {
@@ -85,12 +116,12 @@ Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
   std::optional<std::string> run;
   std::string first;
   for (auto& [rank, path] : found) {
-    const std::optional<std::string> session = SessionOf(path);
-    if (session && !run) {
-      run = session;
+    const std::optional<TimelineHead> head = HeadOf(path);
+    if (head && !run) {
+      run = head->session;
       first = path;
     }
-    if (session && session != run) {
+    if (head && head->session != run) {
       notes->push_back(path + " was left out: it belongs to another run than " + first);
     } else {
       paths->push_back(std::move(path));
@@ -99,10 +130,11 @@ Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
   return Status::Ok();
 }
 
-Status MergeTimelines(const std::vector<std::string>& paths, const std::string& output) {
-  for (const std::string& path : paths) {
+Status MergeTimelines(const std::vector<TimelinePart>& parts,
+                      const std::vector<std::string>& objects, const std::string& output) {
+  for (const TimelinePart& part : parts) {
     std::error_code none;
-    if (fs::equivalent(path, output, none)) {
+    if (fs::equivalent(part.path, output, none)) {
       return Wrong(output, "is itself one of the timelines");
     }
   }
@@ -111,8 +143,11 @@ Status MergeTimelines(const std::vector<std::string>& paths, const std::string& 
   if (!to) return Wrong(output, std::strerror(errno));
   Status status;
   bool first = true;
-  for (const std::string& path : paths) {
-    if (status.ok()) status = Append(path, to, &first);
+  for (const std::string& object : objects) {
+    to << (std::exchange(first, false) ? "[\n" : ",\n") << object;
+  }
+  for (const TimelinePart& part : parts) {
+    if (status.ok()) status = Append(part, to, &first);
   }
   to << (first ? "[" : "") << "\n]\n";
   to.close();
@@ -121,6 +156,12 @@ Status MergeTimelines(const std::vector<std::string>& paths, const std::string& 
   }
   if (!status.ok()) (void)unlink(beside.c_str());
   return status;
+}
+
+Status MergeTimelines(const std::vector<std::string>& paths, const std::string& output) {
+  std::vector<TimelinePart> parts;
+  for (const std::string& path : paths) parts.push_back({.path = path});
+  return MergeTimelines(parts, {}, output);
 }
 
 }  // namespace sirtaki::launch

@@ -99,6 +99,7 @@ Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
   notice.kind = Kind::kAsks;
   notice.generation = place_.generation;
   notice.ranks = LostRanks();
+  notice.text = (session_ ? session_->fault() : failed_start_).message();
   last = std::move(session_);
   failed_start_ = Status::Ok();
   is_asking_ = true;

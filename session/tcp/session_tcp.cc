@@ -13,6 +13,7 @@
 #include "core/base/hmac.h"
 #include "core/base/log.h"
 #include "core/machine/cgroup.h"
+#include "core/trace/trace_files.h"
 #include "session/base/medium.h"
 #include "session/base/wire_parts.h"
 #include "session/elastic/elastic_worker.h"
@@ -194,12 +195,15 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
     const std::string about = "generation:" + std::to_string(place.generation);
     const tcp::Place at{place.rank, place.size, place.address, place.port,
                         core::HexText(core::HmacSha256(secret, about))};
+    StartOptions own = options;
+    own.config.timeline =
+        core::trace::TimelineOfGeneration(options.config.timeline, place.generation);
     std::unique_ptr<Medium> medium;
     status = MakeMedium(
-        at, options,
+        at, own,
         {[&worker](int port) { worker.TellListens(port); }, [&worker] { return worker.WhyOver(); }},
         &medium);
-    if (status.ok()) status = Create(std::move(medium), options, /*is_process=*/true, session);
+    if (status.ok()) status = Create(std::move(medium), own, /*is_process=*/true, session);
     if (status.ok()) {
       worker.Enter(*session);
       return status;

@@ -69,6 +69,16 @@ TEST_F(TimelineTest, BeginsWithTheRunThatItIsOf) {
   EXPECT_EQ(Read().front()["args"]["session"], "5eed");
 }
 
+TEST_F(TimelineTest, BeginsWithItsHostAndWhatTheClockThereWasAtTimeZero) {
+  TimelineFile file;
+  identity_.host = "h";
+  identity_.origin = TimePoint(std::chrono::seconds(7));
+  identity_.offset = std::chrono::seconds(2);  // rank 0's clock is ahead
+  ASSERT_TRUE(file.Open(Path(), identity_, 0).ok());
+  EXPECT_EQ(Read().front()["args"]["host"], "h");
+  EXPECT_EQ(Read().front()["args"]["zero"], 5'000'000'000);
+}
+
 TEST_F(TimelineTest, TracksHaveNamesOnce) {
   TimelineFile file;
   ASSERT_TRUE(file.Open(Path(), identity_, 0).ok());

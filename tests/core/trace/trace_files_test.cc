@@ -48,6 +48,12 @@ TEST_F(TraceFilesTest, ATimelineThatIsAFileIsOfRankZero) {
   EXPECT_EQ(TimelinePath("", 0), "");
 }
 
+TEST_F(TraceFilesTest, AGenerationHasAFolderInThatOfTheOption) {
+  EXPECT_EQ(TimelineOfGeneration("traces", 3), "traces/generation-3");
+  EXPECT_EQ(TimelineOfGeneration("out/trace.json", 12), "out/generation-12/trace.json");
+  EXPECT_EQ(TimelineOfGeneration("", 1), "");
+}
+
 TEST_F(TraceFilesTest, AFileIsReplacedWholeAndItsFoldersAreMade) {
   const std::string path = Path("new/deep/file");
   ASSERT_TRUE(ReplaceFile(path, "a longer first text").ok());

@@ -1,0 +1,136 @@
+#include "launch/elastic/history.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <utility>
+
+#include "core/config/config.h"
+#include "core/config/config_table.h"
+#include "core/trace/trace_files.h"
+#include "launch/plan/routes.h"
+
+namespace sirtaki::launch {
+namespace {
+
+using core::Status;
+using NoteKind = GenerationNote::Kind;
+
+// What the ranks have for the option.
+std::string OptionOf(const char* name, const LaunchOptions& options,
+                     const core::EnvironmentView& env) {
+  const core::OptionSpec& spec = *core::FindOption(name);
+  const auto given = options.knobs.find(spec.Variable());
+  if (given != options.knobs.end()) return given->second;
+  return env.Find(spec.Variable()).value_or("");
+}
+
+// Appends the lines, in place of an earlier job's if it is the `first` time.
+Status Append(const std::string& path, const std::string& lines, bool first) {
+  Status status = first ? core::trace::SetAside(path) : Status::Ok();
+  if (first && status.ok()) status = core::trace::MakeFoldersOf(path);
+  if (!status.ok()) return status;
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file << lines << std::flush;
+  return file ? status : Status(core::StatusCode::kBackend, path + ": " + std::strerror(errno));
+}
+
+namespace fs = std::filesystem;
+
+// Where histories are; empty: nowhere.
+struct Places {
+  std::string timeline;
+  std::string records;
+};
+
+Places PlacesOf(const LaunchOptions& options, const core::EnvironmentView& env) {
+  const auto in = [](const fs::path& folder) {
+    return fs::absolute(folder / kGenerationsFile).string();
+  };
+  Places places;
+  const fs::path timeline = OptionOf("timeline", options, env);
+  if (!timeline.empty()) {
+    places.timeline = in(timeline.extension() == ".json" ? timeline.parent_path() : timeline);
+  }
+  std::string records = OptionOf("flight_records", options, env);
+  if (records.empty() || records == core::kAutoFlightRecords) records = core::trace::kRecordFolder;
+  if (records != core::kNoFlightRecords) places.records = in(records);
+  return places;
+}
+
+}  // namespace
+
+History::History(const LaunchOptions& options, const core::EnvironmentView& env)
+    : host_(HostName()) {
+  const Places places = PlacesOf(options, env);
+  if (!places.timeline.empty()) files_.push_back({places.timeline, true, false});
+  if (!places.records.empty() && places.records != places.timeline) {
+    files_.push_back({places.records, false, false});
+  }
+}
+
+void SetHistoriesAside(const LaunchOptions& options, const core::EnvironmentView& env) {
+  const Places places = PlacesOf(options, env);
+  for (const std::string& path : {places.timeline, places.records}) {
+    const Status status = path.empty() ? Status::Ok() : core::trace::SetAside(path);
+    if (!status.ok()) std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
+  }
+}
+
+void History::Write(GenerationNote note) {
+  if (note.host.empty()) note.host = host_;
+  const bool explains = note.kind == NoteKind::kLeft || note.kind == NoteKind::kOver;
+  const std::string line = ToLine(note) + "\n";
+  waiting_ += line;
+  bool waits = false;
+  std::erase_if(files_, [&](File& file) {
+    if (!file.has_begun && !file.begins_at_once && !explains) {
+      waits = true;
+      return false;
+    }
+    const bool first = !std::exchange(file.has_begun, true);
+    const Status status = Append(file.path, first ? waiting_ : line, first);
+    if (!status.ok()) {
+      std::fprintf(stderr, "sirtakirun: the job goes on without its history: %s\n",
+                   status.message().c_str());
+    }
+    return !status.ok();
+  });
+  if (!waits) waiting_.clear();
+}
+
+void History::NoteDecided(int generation, const std::vector<Generation::Member>& members,
+                          core::TimePoint at) {
+  GenerationNote note{NoteKind::kDecided, generation, at, {}, {}, {}, {}};
+  for (const Generation::Member& member : members) {
+    note.workers.push_back(member.worker);
+    note.on.push_back(member.host);
+  }
+  Write(std::move(note));
+}
+
+void History::NoteJoined(int generation, core::TimePoint at) {
+  Write({NoteKind::kJoined, generation, at, {}, {}, {}, {}});
+}
+
+void History::NoteTrains(int generation, core::TimePoint at) {
+  Write({NoteKind::kTrains, generation, at, {}, {}, {}, {}});
+}
+
+void History::NoteLeft(int generation, const Generation::Member& worker, const std::string& how,
+                       core::TimePoint at) {
+  Write({NoteKind::kLeft, generation, at, worker.host, {worker.worker}, {}, how});
+}
+
+void History::NoteOver(int generation, const std::string& why, core::TimePoint at) {
+  Write({NoteKind::kOver, generation, at, {}, {}, {}, why});
+}
+
+void History::NoteEnd(int generation, const std::string& why, core::TimePoint at) {
+  Write(
+      {NoteKind::kEnded, generation, at, {}, {}, {}, why.empty() ? "the program has ended" : why});
+}
+
+}  // namespace sirtaki::launch
