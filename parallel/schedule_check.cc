@@ -135,7 +135,7 @@ class ScheduleJudge {
   bool CheckComplete() {
     for (int rank = 0; rank < schedule_.shape.ranks; ++rank) {
       for (const Instruction& required : RequiredOf(schedule_.shape, rank)) {
-        if (where_[At(rank)].count(required) > 0) continue;
+        if (where_[At(rank)].contains(required)) continue;
         std::string why = "the rank lacks " + Describe(required);
         if (required.kind == Kind::kSend) {
           why += ", which rank " + std::to_string(schedule_.shape.RankOf(required.peer)) +

@@ -42,7 +42,7 @@ Instructions OrderOf(ScheduleKind kind, const PipelineShape& shape, int rank) {
   const int others = static_cast<int>(stages.size()) - 1;
   std::vector<int> groups = {shape.micro_batches};
   if (kind == ScheduleKind::kInterleaved) groups = GroupsOf(shape.micro_batches, shape.ranks);
-  const Instructions forward = PassesOf(Kind::kForward, stages, groups);
+  Instructions forward = PassesOf(Kind::kForward, stages, groups);
   if (!shape.training) return forward;
   std::reverse(stages.begin(), stages.end());
   const Instructions backward = PassesOf(Kind::kBackward, stages, groups);

@@ -25,7 +25,7 @@ core::Status WrongText(int line, const std::string& text) {
 std::vector<std::string_view> WordsOf(std::string_view line) {
   std::vector<std::string_view> words;
   line = line.substr(0, line.find('#'));
-  for (std::size_t at = 0; (at = line.find_first_not_of(" \t\r", at)) != line.npos;) {
+  for (std::size_t at = 0; (at = line.find_first_not_of(" \t\r", at)) != std::string_view::npos;) {
     const std::size_t end = std::min(line.find_first_of(" \t\r", at), line.size());
     words.push_back(line.substr(at, end - at));
     at = end;
@@ -56,7 +56,7 @@ bool TakeMessage(std::string_view* word, Instruction* message) {
   message->peer = sends ? to : from;
   if (!TakeCharacter(word, ':')) return true;
   const std::size_t dot = word->rfind('.');  // names may have dots
-  if (dot == word->npos || dot == 0) return false;
+  if (dot == std::string_view::npos || dot == 0) return false;
   message->name = word->substr(0, dot);
   word->remove_prefix(dot);
   return true;
@@ -64,8 +64,8 @@ bool TakeMessage(std::string_view* word, Instruction* message) {
 
 std::optional<Instruction> ParseInstruction(std::string_view word) {
   if (word == "step") return Instruction{};
-  const std::size_t letter = word.empty() ? kLetters.npos : kLetters.find(word[0]);
-  if (letter == kLetters.npos) return std::nullopt;
+  const std::size_t letter = word.empty() ? std::string_view::npos : kLetters.find(word[0]);
+  if (letter == std::string_view::npos) return std::nullopt;
   Instruction found;
   found.kind = static_cast<Kind>(letter);
   word.remove_prefix(1);
