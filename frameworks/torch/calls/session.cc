@@ -104,20 +104,16 @@ void LogIfFailed(const std::string& error) {
   if (!error.empty()) SIRTAKI_LOG(kError, "save_checkpoint, written behind: " << error);
 }
 
-// Each rank leaves when it has written its part of a checkpoint, so that rank 0 finds all parts when the
-// others have left. After a fault nobody waits for that, and the session may end first.
-void WaitForOwnPart(detail::SessionState& state, detail::SaveUnderWay& save) {
-  if (state.session().fault().ok()) save.WaitForOwn();
-}
-
 // A program may end, by exit() or from main(), while a checkpoint is written: as in shutdown() each
-// rank writes its part before it leaves the job, and rank 0 publishes the whole behind that. One that
-// ends with a code tells the others first, which do not wait for its disk.
+// rank writes its part before it leaves the job, so that rank 0 finds all parts when the others have
+// left, and publishes the whole behind that. After a fault, also one that comes meanwhile, nobody waits
+// for that, and the session ends first. A program that ends with a code tells the others first, which
+// do not wait for its disk.
 // A forked child has nothing to end, and may have been forked while a lock was held.
 void WriteSave(int code, void* /*unused*/) {
   if (code != 0 || core::ForkGeneration() != TheOwn().fork_generation) return;
   const auto state = OwnState();
-  if (const auto save = state ? state->save() : nullptr) WaitForOwnPart(*state, *save);
+  if (const auto save = state ? state->save() : nullptr) save->WaitForOwn();
 }
 void EndSave(int /*code*/, void* /*unused*/) {
   if (core::ForkGeneration() != TheOwn().fork_generation) return;
@@ -294,7 +290,7 @@ void shutdown() noexcept {
     const auto state = OwnState();
     if (!state) return;
     const auto save = state->TakeSave();
-    if (save) WaitForOwnPart(*state, *save);
+    if (save) save->WaitForOwn();
     // Calls of other threads fail with the session's own words while it ends.
     state->session().ShutdownAndLog("shutdown() was called");
     if (save) LogIfFailed(save->End());

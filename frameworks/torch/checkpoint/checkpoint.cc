@@ -155,8 +155,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     throw;
   }
   if (options.write_behind()) {
-    state->SetSave(
-        detail::SaveBehind::Start(std::move(save), options.timeout(), state->session().config()));
+    state->SetSave(detail::SaveBehind::Start(std::move(save), options.timeout(), state));
     return;
   }
   const std::string error = ErrorOf([&] {
@@ -170,7 +169,7 @@ void finish_checkpoint() {
   detail::ThrowIfError(state->Check());
   const auto save = state->save();
   if (!save) return;
-  // One that fails stays, since its threads may still have files of names that the next save has.
+  // One that fails stays, since its thread may still write, from the copy that it has.
   save->Finish(state);
   state->SetSave(nullptr);
 }

@@ -70,19 +70,21 @@ void CheckpointSave::Publish() {
 }
 
 SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout,
-                       const core::Config& config)
+                       const std::shared_ptr<SessionState>& state)
     : path_(save->path()),
       save_(std::move(save)),
       is_root_(save_->is_root()),
       timeout_(timeout),
-      stall_warning_(config.stall_warning),
-      stall_limit_(config.stall_limit),
+      state_(state),
+      stall_warning_(state->session().config().stall_warning),
+      stall_limit_(state->session().config().stall_limit),
       fork_generation_(core::ForkGeneration()) {}
 
 // The thread holds the save: it may be left behind, and in a forked child nothing of it is touched.
 std::shared_ptr<SaveBehind> SaveBehind::Start(std::unique_ptr<CheckpointSave> save,
-                                              milliseconds timeout, const core::Config& config) {
-  std::shared_ptr<SaveBehind> behind(new SaveBehind(std::move(save), timeout, config));
+                                              milliseconds timeout,
+                                              const std::shared_ptr<SessionState>& state) {
+  std::shared_ptr<SaveBehind> behind(new SaveBehind(std::move(save), timeout, state));
   try {
     behind->thread_ = core::StartQuietThread([behind] { behind->Run(); });
   } catch (const std::system_error& error) {
@@ -104,7 +106,7 @@ void SaveBehind::Run() {
   } catch (...) {
     error = TextOfCurrent();
   }
-  save_.reset();  // and what is left of its files, before another save has files of these names
+  save_.reset();  // and with it what is left of its files
   const std::lock_guard<std::mutex> lock(mutex_);
   error_ = error;
   written_ = ended_ = true;
@@ -148,13 +150,12 @@ std::string SaveBehind::TooLate(const std::string& what, core::Duration limit) c
 }
 
 std::string SaveBehind::WaitFor(const bool& done, const std::string& what,
-                                const std::function<void()>& check) {
+                                const std::function<core::Status()>& check) {
   const auto begin = std::chrono::steady_clock::now();
   const core::Duration limit = timeout_.count() > 0 ? core::Duration(timeout_) : stall_limit_;
   core::Duration warning = stall_warning_;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!changed_.wait_for(lock, kLook, [&done] { return done; })) {
-    check();
+  while ((!check || check().ok()) && !changed_.wait_for(lock, kLook, [&done] { return done; })) {
     const core::Duration waited = std::chrono::steady_clock::now() - begin;
     if (limit > core::Duration::zero() && waited >= limit) {
       late_ = TooLate(what, limit);
@@ -175,7 +176,8 @@ std::string SaveBehind::WaitFor(const bool& done, const std::string& what,
 void SaveBehind::Finish(const std::shared_ptr<SessionState>& state) {
   const bool was_told = is_given_up();
   const auto wait_for = [&](const bool& done, const std::string& what) {
-    std::string error = WaitFor(done, what, [&] { ThrowIfError(state->Check()); });
+    std::string error = WaitFor(done, what, [&] { return state->Check(); });
+    ThrowIfError(state->Check());
     if (error.empty() && !was_told) {
       const std::lock_guard<std::mutex> lock(mutex_);
       error = error_;
@@ -211,7 +213,9 @@ bool SaveBehind::is_given_up() {
 
 void SaveBehind::WaitForOwn() {
   if (core::ForkGeneration() != fork_generation_) return;
-  (void)WaitFor(written_, "it was not written", [] {});
+  const auto state = state_.lock();
+  (void)WaitFor(written_, "it was not written",
+                [&] { return state ? state->session().fault() : core::Status::Ok(); });
 }
 
 std::string SaveBehind::End() {
@@ -223,7 +227,7 @@ std::string SaveBehind::End() {
     // One that is given up ends soon if this rank's disk does not hang.
     if (given_up_ && late_.empty()) changed_.wait_for(lock, kSoon, [this] { return ended_; });
   }
-  if (!is_given_up()) (void)WaitFor(ended_, "it was not published", [] {});
+  if (!is_given_up()) (void)WaitFor(ended_, "it was not published");
   const std::lock_guard<std::mutex> lock(mutex_);
   ended_ ? thread_.join() : thread_.detach();
   if (told_) return {};

@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "core/base/types.h"
-#include "core/config/config.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/session/session_state.h"
@@ -83,7 +82,7 @@ class SaveBehind final : public SaveUnderWay {
   // `save`: was copied. `timeout`: 0: none.
   static std::shared_ptr<SaveBehind> Start(std::unique_ptr<CheckpointSave> save,
                                            std::chrono::milliseconds timeout,
-                                           const core::Config& config);
+                                           const std::shared_ptr<SessionState>& state);
   ~SaveBehind() override;  // waits for nothing
   SaveBehind(const SaveBehind&) = delete;
   SaveBehind& operator=(const SaveBehind&) = delete;
@@ -95,22 +94,23 @@ class SaveBehind final : public SaveUnderWay {
 
  private:
   SaveBehind(std::unique_ptr<CheckpointSave> save, std::chrono::milliseconds timeout,
-             const core::Config& config);
+             const std::shared_ptr<SessionState>& state);
 
   void Run();
   void WriteAndPublish();
   // Takes the next step, which the program may see in the folder, unless the save is given up.
   bool MayGoOn();
-  // Waits for `*done`. Returns what is wrong with the wait; empty: it is done. `check`: throws to end
-  // the wait.
+  // Waits for `*done`, or until `check` is not ok, which is asked first. Returns what is wrong with the
+  // wait; empty: one of both.
   std::string WaitFor(const bool& done, const std::string& what,
-                      const std::function<void()>& check);
+                      const std::function<core::Status()>& check = {});
   std::string TooLate(const std::string& what, core::Duration limit) const;
 
   const std::string path_;
   std::unique_ptr<CheckpointSave> save_;  // the thread's
   const bool is_root_;
   const std::chrono::milliseconds timeout_;
+  const std::weak_ptr<SessionState> state_;
   const core::Duration stall_warning_;
   const core::Duration stall_limit_;
   const int fork_generation_;  // a child has no such thread, and what it guards may be locked

@@ -6,10 +6,13 @@
 #include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "frameworks/torch/session/session_state.h"
 #include "sirtaki/barrier.h"
 #include "sirtaki/checkpoint.h"
+#include "sirtaki/session.h"
 #include "tests/torch/checkpoint/held_disk.h"
 #include "tests/torch/checkpoint/scratch_folder.h"
 #include "tests/torch/checkpoint/sharded_run.h"
@@ -112,6 +115,25 @@ TEST(SaveBehindTest, ASessionDoesNotWaitForADiskThatHangs) {
     disk.Await();
   });
   EXPECT_FALSE(std::filesystem::exists(file));
+}
+
+// As shutdown() and the end of the program wait.
+TEST(SaveBehindTest, AFaultEndsTheWaitForARanksOwnPart) {
+  const ScratchFolder folder;
+  HeldDisk disk("run.pt.tmp");
+  RunTorchRanks(1, [&](int) {
+    ShardedRun run(/*sharded=*/false);
+    save_checkpoint(folder.File("run.pt"), run.checkpoint(),
+                    CheckpointOptions().write_behind(true));
+    disk.Await();
+    const auto state = detail::CurrentSession();
+    const auto save = state->save();
+    std::thread ending([&] { save->WaitForOwn(); });
+    abort("the loss is NaN");
+    ending.join();
+    EXPECT_FALSE(save->is_given_up());
+    disk.Release();
+  });
 }
 
 }  // namespace
