@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -27,7 +28,8 @@ namespace {
 
 // What stands behind the archive: readers of ZIP files look for its end backwards, past this.
 constexpr std::string_view kMark = "sirtaki checkpoint, XXH3 ";
-constexpr std::size_t kDigits = 16;
+constexpr std::size_t kDigits = 16;  // of a digest, and of the number of a save
+constexpr std::string_view kTemporary = ".tmp";
 constexpr std::size_t kWriteback = std::size_t{8} << 20;  // bytes that are sent to the disk at once
 constexpr std::size_t kHeaderBytes = 30;                  // of a file within a ZIP file,
 constexpr std::size_t kMostOfName = std::size_t{2} << 16;  // and what may stand behind it
@@ -37,6 +39,11 @@ std::string TrailerOf(const core::RunningDigest& digest) {
   char digits[kDigits + 1];
   std::snprintf(digits, sizeof(digits), "%016" PRIx64, digest.Get());
   return std::string(kMark) + digits;
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
 }
 
 std::string Cause(int error) { return std::generic_category().message(error); }
@@ -91,10 +98,24 @@ class ArchiveWriter {
   int error_ = 0;
 };
 
+// What cannot be removed, or looked for, stays.
+void RemoveTemporariesOf(const std::string& path) {
+  namespace fs = std::filesystem;
+  const std::string begin = fs::path(path).filename().string() + ".";
+  std::error_code error;  // ends the loop
+  for (fs::directory_iterator at(FolderOf(path), error), end; at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    const std::size_t length = begin.size() + kDigits + kTemporary.size();
+    if (name.size() == length && name.starts_with(begin) && name.ends_with(kTemporary) &&
+        IsNumberOfSave(std::string_view(name).substr(begin.size(), kDigits))) {
+      unlink(at->path().c_str());
+    }
+  }
+}
+
 // So that the new name is on the disk too.
 void SyncFolderOf(const std::string& path) {
-  std::string folder = std::filesystem::path(path).parent_path().string();
-  if (folder.empty()) folder = ".";
+  const std::string folder = FolderOf(path);
   const core::Descriptor descriptor(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.get() < 0) Fail(folder, "cannot be opened", errno);
   // EINVAL: a file system that has no such thing.
@@ -105,43 +126,42 @@ void SyncFolderOf(const std::string& path) {
 
 }  // namespace
 
-std::string TemporaryOf(const std::string& path) { return path + ".tmp"; }
+std::string MakeNumberOfSave() {
+  std::random_device device;
+  char digits[kDigits + 1];
+  std::snprintf(digits, sizeof(digits), "%08x%08x", device(), device());
+  return digits;
+}
+
+bool IsNumberOfSave(std::string_view text) {
+  return text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
 
 NewCheckpointFile::NewCheckpointFile(std::string path, torch::serialize::OutputArchive& archive)
     : NewCheckpointFile(std::move(path), [&archive](const Sink& sink) { archive.save_to(sink); }) {}
 
 NewCheckpointFile::NewCheckpointFile(std::string path,
                                      const std::function<void(const Sink&)>& write)
-    : path_(std::move(path)) {
-  const std::string temporary = TemporaryOf(path_);
-  if (unlink(temporary.c_str()) != 0 && errno != ENOENT && errno != ENOTDIR) {
-    Fail(temporary, "cannot be removed", errno);
-  }
-  // Made anew, so that it is nobody else's file and no link.
-  file_ = core::Descriptor(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (file_.get() < 0) Fail(temporary, "cannot be made", errno);
+    : path_(std::move(path)),
+      temporary_(path_ + "." + MakeNumberOfSave() + std::string(kTemporary)) {
+  RemoveTemporariesOf(path_);  // before it has one: of two that begin at once, one stays
+  file_ = core::Descriptor(open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (file_.get() < 0) Fail(temporary_, "cannot be made", errno);
   try {
     ArchiveWriter writer(file_.get());
     write([&writer](const void* bytes, std::size_t count) -> std::size_t {
       return writer.Take(bytes, count);
     });
     const int error = writer.Finish();
-    if (error != 0) Fail(temporary, "cannot be written", error);
+    if (error != 0) Fail(temporary_, "cannot be written", error);
   } catch (...) {
-    if (IsBeside()) unlink(temporary.c_str());
+    unlink(temporary_.c_str());
     throw;
   }
 }
 
 NewCheckpointFile::~NewCheckpointFile() {
-  if (!path_.empty() && IsBeside()) unlink(TemporaryOf(path_).c_str());
-}
-
-bool NewCheckpointFile::IsBeside() const {
-  struct stat mine {};
-  struct stat beside {};
-  return fstat(file_.get(), &mine) == 0 && lstat(TemporaryOf(path_).c_str(), &beside) == 0 &&
-         mine.st_dev == beside.st_dev && mine.st_ino == beside.st_ino;
+  if (!path_.empty()) unlink(temporary_.c_str());
 }
 
 void NewCheckpointFile::Sync() {
@@ -150,17 +170,16 @@ void NewCheckpointFile::Sync() {
   // Some file systems tell an error only when a descriptor is closed.
   const int close_error = core::Descriptor(fcntl(file_.get(), F_DUPFD_CLOEXEC, 0)).Close();
   if (error == 0) error = close_error;
-  if (error != 0) Fail(TemporaryOf(path_), "cannot be written", error);
+  if (error != 0) Fail(temporary_, "cannot be written", error);
   is_synced_ = true;
 }
 
 void NewCheckpointFile::Replace() {
   Sync();
-  if (!IsBeside()) {
-    throw std::runtime_error(path_ + ": is not replaced by this save: another one has begun");
-  }
-  if (rename(TemporaryOf(path_).c_str(), path_.c_str()) != 0) {
-    Fail(path_, "cannot be replaced", errno);
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) {
+    if (errno != ENOENT) Fail(path_, "cannot be replaced", errno);
+    throw std::runtime_error(path_ + ": is not replaced by this save: another one has begun, or " +
+                             temporary_ + " was removed");
   }
   SyncFolderOf(std::exchange(path_, {}));
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "core/base/descriptor.h"
@@ -21,11 +22,16 @@ class OutputArchive;
 
 namespace sirtaki::detail {
 
-// What the archive is first written to.
-std::string TemporaryOf(const std::string& path);
+// Makes a number for a save that no other save has: 16 hexadecimal digits.
+std::string MakeNumberOfSave();
+bool IsNumberOfSave(std::string_view text);
 
 // An archive that is to take the place of the file. What throws throws std::runtime_error, whose
 // text names path and cause, and leaves the file as it was.
+//
+// It is first written to a file of a name of its own, "run.pt.NUMBER.tmp". The one that was begun last
+// removes those of the others: what a save has left that has ended, and what one has that was left
+// behind, as its disk hung. That one may wake at any time, and then cannot replace the file.
 class NewCheckpointFile {
  public:
   // Takes all of these bytes, and returns their number.
@@ -44,11 +50,8 @@ class NewCheckpointFile {
   void Replace();  // once; when it is on the disk
 
  private:
-  // Whether the file beside is this one: a save that was left behind, as its disk hung, may wake when
-  // the next one has a file of this name.
-  bool IsBeside() const;
-
-  std::string path_;
+  std::string path_;       // empty: it was replaced
+  std::string temporary_;  // its own file
   core::Descriptor file_;  // open to the end, so that no other file is taken for it
   bool is_synced_ = false;
 };

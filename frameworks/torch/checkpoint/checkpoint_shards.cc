@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <random>
 #include <system_error>
 #include <type_traits>
 #include <utility>
@@ -25,8 +23,6 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 namespace fs = std::filesystem;
 
-constexpr std::size_t kSaveDigits = 16;
-
 std::string BeginOfNames(const std::string& path) {
   return fs::path(path).filename().string() + ".shards.";
 }
@@ -36,8 +32,7 @@ bool IsOfOtherSave(const std::string& name, const std::string& path, const std::
   const std::string begin = BeginOfNames(path);
   if (!name.starts_with(begin)) return false;
   const std::string number = name.substr(begin.size(), name.find('.', begin.size()) - begin.size());
-  return number.size() == kSaveDigits && number != save &&
-         number.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return number != save && IsNumberOfSave(number);
 }
 
 }  // namespace
@@ -50,13 +45,6 @@ GradientReducer* ShardedOf(torch::optim::Optimizer& optimizer) {
 bool HasShards(const CheckpointParts& parts) {
   return std::any_of(parts.optimizers.begin(), parts.optimizers.end(),
                      [](const auto& one) { return ShardedOf(*one.part) != nullptr; });
-}
-
-std::string MakeNumberOfSave() {
-  std::random_device device;
-  char digits[kSaveDigits + 1];
-  std::snprintf(digits, sizeof(digits), "%08x%08x", device(), device());
-  return digits;
 }
 
 ShardFiles::ShardFiles(std::string path, std::string save, int ranks)

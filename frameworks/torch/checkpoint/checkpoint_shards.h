@@ -17,9 +17,6 @@ namespace sirtaki::detail {
 GradientReducer* ShardedOf(torch::optim::Optimizer& optimizer);
 bool HasShards(const CheckpointParts& parts);
 
-// Makes a number for a save that no other save has.
-std::string MakeNumberOfSave();
-
 // The files of a save have its number in their names, so that those of the save before stay until
 // the new checkpoint has taken the place of the old one. What throws throws std::runtime_error,
 // whose text names the file.

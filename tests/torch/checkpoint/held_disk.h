@@ -15,7 +15,8 @@
 namespace sirtaki::tests {
 
 // While it lives, a thread that brings a file whose path ends with `end` to the disk waits there: until
-// Release(), or for `delay`. One at a time in a process.
+// Release(), or for `delay`. One at a time in a process. A temporary file of a checkpoint has its path
+// here without the number of its save.
 class HeldDisk {
  public:
   using Delay = std::chrono::milliseconds;
@@ -58,7 +59,12 @@ class HeldDisk {
     const ssize_t length = readlink(link.c_str(), path.data(), path.size());
     State& state = the();
     std::unique_lock<std::mutex> lock(state.mutex);
-    const std::string name(path.data(), static_cast<std::size_t>(length < 0 ? 0 : length));
+    std::string name(path.data(), static_cast<std::size_t>(length < 0 ? 0 : length));
+    constexpr std::size_t kNumber = sizeof(".0123456789abcdef.tmp") - 1;
+    constexpr std::size_t kEnd = sizeof(".tmp") - 1;
+    if (name.ends_with(".tmp") && name.size() > kNumber) {
+      name.erase(name.size() - kNumber, kNumber - kEnd);
+    }
     if (!state.holds || !name.ends_with(state.end)) return;
     ++state.held;
     state.changed.notify_all();

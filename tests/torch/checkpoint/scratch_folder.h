@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace sirtaki::tests {
 
@@ -22,6 +25,16 @@ class ScratchFolder {
   ScratchFolder& operator=(const ScratchFolder&) = delete;
 
   std::string File(const std::string& name) const { return path_ + "/" + name; }
+  // The names of its files that end like this, in alphabetical order.
+  std::vector<std::string> FilesThatEnd(const std::string& end) const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      std::string name = entry.path().filename().string();
+      if (name.ends_with(end)) names.push_back(std::move(name));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
 
  private:
   std::string path_;

@@ -288,7 +288,7 @@ TEST(CheckpointToolTest, VerifyNamesWhatIsDamagedMissingOrForeign) {
       EXPECT_THAT("\n" + ended.output, HasSubstr("\n" + before + line)) << command;
     }
     EXPECT_FALSE(fs::exists(folder.File("out.pt")));
-    EXPECT_FALSE(fs::exists(folder.File("out.pt.tmp")));
+    EXPECT_TRUE(folder.FilesThatEnd(".tmp").empty());
     restore();
   };
   FlipByte(file, static_cast<std::int64_t>(fs::file_size(file)) / 2);
@@ -459,7 +459,8 @@ TEST(CheckpointToolTest, ATypeThatPythonWouldNotReadIsNamed) {
   const Ended ended = RunTool("consolidate " + file + " " + folder.File("out.pt") + " --python");
   EXPECT_EQ(ended.code, 1);
   EXPECT_THAT(ended.output, HasSubstr("[2, 9] cannot be in a file for Python"));
-  EXPECT_FALSE(fs::exists(folder.File("out.pt")) || fs::exists(folder.File("out.pt.tmp")));
+  EXPECT_FALSE(fs::exists(folder.File("out.pt")));
+  EXPECT_TRUE(folder.FilesThatEnd(".tmp").empty());
 }
 
 TEST(CheckpointToolTest, WrongUseIsSaid) {
