@@ -29,11 +29,16 @@ at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
   // better; on a GPU it always is.
   if (!like.device().is_cpu() || session.IsShared(&session))
     return at::empty_strided(like.sizes(), strides, options);
-  std::shared_ptr<void> memory =
-      session.AllocateShared(like.numel() * static_cast<std::int64_t>(like.element_size()));
-  void* const data = memory.get();
-  return at::from_blob(
-      data, like.sizes(), strides, [memory = std::move(memory)](void*) {}, options);
+  using Memory = std::shared_ptr<void>;
+  auto memory = std::make_unique<Memory>(
+      session.AllocateShared(like.numel() * static_cast<std::int64_t>(like.element_size())));
+  void* const data = memory->get();
+  // A std::function as deleter would be allocated three times.
+  return at::for_blob(data, like.sizes())
+      .strides(strides)
+      .context(memory.release(), [](void* kept) { delete static_cast<Memory*>(kept); })
+      .options(options)
+      .make_tensor();
 }
 
 }  // namespace sirtaki::detail

@@ -39,13 +39,15 @@ at::Tensor ParameterGradient::PlaceDense(const BucketPart& part) {
   // One with a graph may be what its graph has kept: it stays as it is.
   const bool has_graph = found.requires_grad();
   const bool moves = lies_right && (!seen || under_way_->shares) && !has_graph &&
-                     MayReplaceFound() && LiesWith(found, ContractStrides(what_.parameter));
+                     MayReplaceFound() &&
+                     (HasContractStrides(what_.parameter, part.strides) ||
+                      LiesWith(found, ContractStrides(what_.parameter)));
   if (lies_right && !has_graph && !under_way_->shares && !in_arena && !moves) {
     NoteOverwritten(found);
     return found;
   }
   at::Tensor placed = EmptyForBackend(found, part.strides, session);
-  placed.copy_(found.detach());
+  placed.copy_(found);
   if (!moves) return placed;
   what_.parameter.mutable_grad() = placed;
   found = placed;
