@@ -175,6 +175,8 @@ class Session {
   std::shared_ptr<void> AllocateShared(std::int64_t bytes);
   // Whether it reduces this memory, which may be anybody's, as well as that.
   bool IsShared(const void* memory) const;
+  // Whether only memory of a pool is reduced so. A session lies in none.
+  bool HasPool() const { return !IsShared(this); }
 
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.
   void Abort(const std::string& reason);
@@ -208,7 +210,7 @@ class Session {
                              bool is_process, std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,
                      core::TimePoint deadline);
-  void Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin);
+  void Build(const StartOptions& options, bool spin);
   core::Status CheckState() const;
   // Run submits work of the session's own and waits for its end.
   core::Status Run(const core::WorkPtr& work);

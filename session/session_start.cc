@@ -78,6 +78,16 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   return text + ", GPU data by NCCL, opened at its first use";
 }
 
+// What a call throws is its error.
+template <class Call>
+Status Guarded(const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    return core::StatusOfException();
+  }
+}
+
 void TakeNcclOptions(const core::Config& config, const core::EnvironmentView& environment,
                      ops::LanesOptions* lanes) {
   lanes->nccl_limit = config.nccl_limit;
@@ -157,42 +167,43 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
     return met.ok() ? FirstFailure(told) : met;
   };
   if (topology_.size > 1) {
-    if (Status all = agree(medium->Connect({config_, spin}, deadline)); !all.ok()) return all;
+    const Status connected = Guarded([&] { return medium->Connect({config_, spin}, deadline); });
+    if (Status all = agree(connected); !all.ok()) return all;
   }
   core::Duration offset{};
   if (Status status = MeasureOffset(*medium, deadline, &offset); !status.ok()) return status;
 
-  devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
-  std::ostringstream text;
-  text << WhereText(topology_) << "; " << medium->description();
-  text << "; " << CarriersText(topology_, *medium, devices_->libraries()) << "; " << cores
-       << " cores for the ranks of this host, " << cores_per_rank_ << " for each; waits "
-       << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
-  description_ = text.str();
-  SIRTAKI_LOG(kInfo, description_);
-  if (topology_.rank == 0) {
-    const std::string warning = core::UnknownVariablesWarning(options.environment);
-    if (!warning.empty()) core::Log(core::LogLevel::kWarning, warning);
-  }
-  token_ = greetings.front().token;
-  observation_ = std::make_shared<SessionObservability>(
-      options.observer ? options.observer : std::make_shared<core::trace::Observer>(),
-      SessionObservability::Options{
-          .config = config_,
-          .topology = topology_,
-          .offset = offset,
-          .origin = greetings.front().clock,
-          .session = Hexadecimal(token_),
-          .is_process = is_process_,
-          .describe = [this](const std::string& why) { return Describe(why, kDescribePatience); }});
-  impl_ = std::make_shared<Impl>();
-  Status built;
-  try {
-    Build(std::move(medium), options, spin);
+  Status built = Guarded([&] {
+    devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
+    std::ostringstream text;
+    text << WhereText(topology_) << "; " << medium->description();
+    text << "; " << CarriersText(topology_, *medium, devices_->libraries()) << "; " << cores
+         << " cores for the ranks of this host, " << cores_per_rank_ << " for each; waits "
+         << (spin ? "spin" : "yield") << "; options: " << core::DescribeConfig(config_);
+    description_ = text.str();
+    SIRTAKI_LOG(kInfo, description_);
+    if (topology_.rank == 0) {
+      const std::string warning = core::UnknownVariablesWarning(options.environment);
+      if (!warning.empty()) core::Log(core::LogLevel::kWarning, warning);
+    }
+    token_ = greetings.front().token;
+    observation_ = std::make_shared<SessionObservability>(
+        options.observer ? options.observer : std::make_shared<core::trace::Observer>(),
+        SessionObservability::Options{.config = config_,
+                                      .topology = topology_,
+                                      .offset = offset,
+                                      .origin = greetings.front().clock,
+                                      .session = Hexadecimal(token_),
+                                      .is_process = is_process_,
+                                      .describe = [this](const std::string& why) {
+                                        return Describe(why, kDescribePatience);
+                                      }});
+    impl_ = std::make_shared<Impl>();
+    impl_->medium = std::move(medium);  // agree() needs it whatever is thrown
+    Build(options, spin);
     observation_->Begin();
-  } catch (...) {
-    built = core::StatusOfException();
-  }
+    return Status::Ok();
+  });
   if (topology_.size > 1) built = agree(built);
   if (!built.ok()) return built;
   if (is_process_) core::TellStart(options.environment, core::StartNotice::kAgain);
@@ -211,9 +222,8 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   return Status::Ok();
 }
 
-void Session::Build(std::unique_ptr<Medium> medium, const StartOptions& options, bool spin) {
+void Session::Build(const StartOptions& options, bool spin) {
   Impl& parts = *impl_;
-  parts.medium = std::move(medium);
   std::map<core::SetNumber, core::RankRanges> sets = sets_.Begin(topology_);
   if (topology_.size == 1) {
     parts.hooks = std::make_shared<core::HandleHooks>(nullptr, &parts.queue);

@@ -215,7 +215,7 @@ void Engine::CheckHeldWork(TimePoint now) {
 
 // Once all have left, each may end when it likes.
 void Engine::LookAtPeers(TimePoint now) {
-  const bool faulted = negotiator_.faulted() || has_fault_;  // one that was posted says why
+  const bool faulted = negotiator_.faulted() || fault_.known();  // one that was posted says why
   if (faulted || negotiator_.all_left() || !Outstanding()) return peers_.Skip(now);
   const Status lost = peers_.Look(now);
   if (!lost.ok()) negotiator_.RaiseFault(lost.code(), lost.message(), {}, lost.origin());

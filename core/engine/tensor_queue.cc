@@ -149,7 +149,11 @@ void TensorQueue::ReleaseName(const Key& key) {
 WorkPtr TensorQueue::EndEpoch(SetNumber set) {
   WorkPtr work = Resolve(Key::Join(set));
   MutexLock lock(mutex_);
-  of_set_[set].epoch = {};
+  // The number of a set that was removed does not come again.
+  if (const auto found = of_set_.find(set); found != of_set_.end()) {
+    found->second.epoch = {};
+    if (found->second.accepted == 0) of_set_.erase(found);
+  }
   return work;
 }
 

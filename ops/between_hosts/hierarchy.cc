@@ -194,9 +194,9 @@ bool Hierarchy::Covers(Channel channel) const {
 
 std::unique_ptr<Completion> Hierarchy::AllReduce(Channel channel, void* buffer, std::int64_t count,
                                                  core::DType dtype, core::ReduceOp op,
-                                                 fusion::Scale /*after*/) {
+                                                 fusion::Scale after) {
   const Segment segment{buffer, buffer, count};
-  return AllReduceSegments(channel, {&segment, 1}, {.dtype = dtype, .op = op});
+  return AllReduceSegments(channel, {&segment, 1}, {.dtype = dtype, .op = op, .after = after});
 }
 
 std::unique_ptr<Completion> Hierarchy::AllReduceSegments(Channel channel,

@@ -206,7 +206,8 @@ std::unique_ptr<Completion> Backend::Run(Channel channel, Make make) {
 }
 
 std::unique_ptr<Completion> Backend::ReduceOne(Channel channel, const Segment& segment,
-                                               core::DType dtype, core::ReduceOp op) {
+                                               core::DType dtype, core::ReduceOp op,
+                                               fusion::Scale after) {
   if (!HasReduction(op, dtype)) {
     return Refused(StatusCode::kUnsupported, std::string(core::ReduceOpName(op)) + " of " +
                                                  std::string(core::DTypeName(dtype)));
@@ -215,13 +216,14 @@ std::unique_ptr<Completion> Backend::ReduceOne(Channel channel, const Segment& s
   SegmentReduction how;
   how.dtype = dtype;
   how.op = op;
+  how.after = after;
   return AllReduceSegments(channel, {&segment, 1}, how);
 }
 
 std::unique_ptr<Completion> Backend::AllReduce(Channel channel, void* buffer, std::int64_t count,
                                                core::DType dtype, core::ReduceOp op,
-                                               fusion::Scale /*after*/) {
-  return ReduceOne(channel, {buffer, buffer, count}, dtype, op);
+                                               fusion::Scale after) {
+  return ReduceOne(channel, {buffer, buffer, count}, dtype, op, after);
 }
 
 std::unique_ptr<Completion> Backend::Reduce(Channel channel, void* buffer, std::int64_t count,

@@ -94,7 +94,7 @@ class Backend final : public ops::Backend {
   template <typename Make>
   std::unique_ptr<Completion> Run(Channel channel, Make make);
   std::unique_ptr<Completion> ReduceOne(Channel channel, const Segment& segment, core::DType dtype,
-                                        core::ReduceOp op);
+                                        core::ReduceOp op, fusion::Scale after = {});
 
   LocalGroup& group_;
   const BackendOptions options_;

@@ -27,7 +27,7 @@ at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,
   const at::TensorOptions options = like.options().requires_grad(false).layout(at::kStrided);
   // Where memory of no particular place is as good as the backend's, LibTorch's allocator is
   // better; on a GPU it always is.
-  if (!like.device().is_cpu() || session.IsShared(&session))
+  if (!like.device().is_cpu() || !session.HasPool())
     return at::empty_strided(like.sizes(), strides, options);
   using Memory = std::shared_ptr<void>;
   auto memory = std::make_unique<Memory>(

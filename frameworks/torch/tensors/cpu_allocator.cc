@@ -84,8 +84,8 @@ std::shared_ptr<ops::shm::Pool> PoolForTensors(session::Session& session) {
   if (local_size > 1) {
     const auto shared = session::PoolOfProcess(config, local_size);
     // Whether the session has found that the ranks see each other's memory.
-    const std::shared_ptr<void> memory = session.AllocateShared(1);
-    if (shared != nullptr && shared->Contains(memory.get())) return shared;
+    const bool is_used = session.HasPool() && shared && session.IsShared(shared->region().base());
+    if (is_used) return shared;
   }
   return session::PrivatePoolOfProcess(config, local_size);
 }
