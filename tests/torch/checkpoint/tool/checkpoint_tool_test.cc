@@ -381,7 +381,8 @@ TEST(CheckpointToolTest, WhatIsThereIsReplacedOnlyByForce) {
   const std::string nowhere = folder.File("nowhere/out.pt");
   const Ended failed = RunTool("consolidate " + file + " " + nowhere);
   EXPECT_EQ(failed.code, 1);
-  EXPECT_THAT(failed.output, StartsWith("sirtaki-checkpoint: " + nowhere + ".tmp: cannot be made"));
+  EXPECT_THAT(failed.output, StartsWith("sirtaki-checkpoint: " + nowhere + "."));
+  EXPECT_THAT(failed.output, HasSubstr(".tmp: cannot be made"));
   EXPECT_EQ(RunTool("consolidate " + file + " " + out + " --force").code, 0);
   EXPECT_EQ(RunTool("verify " + out).code, 0);
 }
