@@ -20,6 +20,8 @@ namespace {
 
 // The time between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
+// How long the end of a lane that has failed waits for its stream.
+constexpr auto kThroughLimit = std::chrono::milliseconds(250);
 // How long the end of the lane waits for streams that may read an arena.
 constexpr auto kFreeLimit = std::chrono::seconds(1);
 
@@ -100,14 +102,36 @@ void DeviceLane::Impl::EndWell() {
   stream.reset();
 }
 
-// The device may write to what was launched until the communicators are aborted, and after an error
-// of its own for ever.
-void DeviceLane::Impl::EndBadly() {
-  options.communicators->AbortAll(options.device);
-  LeaveAll();
+bool DeviceLane::Impl::IsThrough() const {
+  cuda::EventPtr end;
+  if (stream == nullptr || !events->Mark(stream->handle(), &end).ok()) return false;
+  const core::TimePoint limit = core::Clock::now() + kThroughLimit;
+  for (bool reached = false;;) {
+    if (!end->Poll(&reached).ok()) return false;
+    if (reached || core::Clock::now() >= limit) return reached;
+    std::this_thread::sleep_for(kLongestPause);
+  }
 }
 
-void DeviceLane::Impl::LeaveAll() {
+// The device may write to what was launched until the communicators are aborted, and after an error
+// of its own for ever.
+void DeviceLane::Impl::EndBadly(GroupTaskPtr concerned) {
+  const bool aborted = options.communicators->AbortAll(options.device);
+  const bool goes = aborted && IsThrough() && CallOut([&] {  // the program's tensors
+                      concerned.reset();
+                      in_flight.clear();
+                    });
+  if (!goes) return LeaveAll(std::move(concerned));
+  sets.LeaveArenas();
+  frees->Close();
+  pinned.reset();
+  events.reset();
+  kernels.reset();
+  stream.reset();
+}
+
+void DeviceLane::Impl::LeaveAll(GroupTaskPtr concerned) {
+  KeepForever(std::const_pointer_cast<GroupTask>(concerned));
   KeepForever(std::make_shared<std::deque<InFlight>>(std::move(in_flight)));
   in_flight.clear();
   if (stream != nullptr) stream->LeaveBehind();
@@ -137,7 +161,6 @@ void DeviceLane::Impl::RunLane() {
   }
   const bool gone = stream != nullptr && stream->IsGone();
   if (!status.ok()) {
-    KeepForever(std::const_pointer_cast<GroupTask>(concerned));
     CallOut([&] {
       if (gone) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
       if (concerned == nullptr) return Stop(status, "");
@@ -146,9 +169,9 @@ void DeviceLane::Impl::RunLane() {
     });
   }
   if (gone) {
-    LeaveAll();
+    LeaveAll(std::move(concerned));
   } else if (stopped()) {
-    EndBadly();
+    EndBadly(std::move(concerned));
   } else {
     EndWell();
   }

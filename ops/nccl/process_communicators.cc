@@ -46,13 +46,14 @@ void ProcessCommunicators::StartThreads(const std::shared_ptr<const cuda::Device
   }
 }
 
-void ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) {
+bool ProcessCommunicators::AbortAll(std::shared_ptr<const cuda::Device> device) {
   core::MutexLock lock(mutex_);
   StartThreads(device);
   while (aborting_ > 0 && over_.WaitUntil(mutex_, until_)) {
   }
   // A thread that is left behind must not be the last to let go of the device: the process may exit.
   if (aborting_ > 0) KeepForever(std::const_pointer_cast<cuda::Device>(device));
+  return aborting_ == 0 && all_.empty();
 }
 
 void ProcessCommunicators::StartAbortAll(const std::shared_ptr<const cuda::Device>& device) {

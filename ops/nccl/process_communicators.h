@@ -59,8 +59,8 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   // Aborts all that there are, on a thread each. Returns when that has been done, here or in
   // another call, or after kAbortGrace: the threads are left behind then. A communicator that
   // another thread is stuck in is left for the next call, unless it has a parent. `device`: one of
-  // this process.
-  void AbortAll(std::shared_ptr<const cuda::Device> device) SIRTAKI_EXCLUDES(mutex_);
+  // this process. False: some are not aborted, or not yet.
+  bool AbortAll(std::shared_ptr<const cuda::Device> device) SIRTAKI_EXCLUDES(mutex_);
   // StartAbortAll does the same, and waits for nothing.
   void StartAbortAll(const std::shared_ptr<const cuda::Device>& device) SIRTAKI_EXCLUDES(mutex_);
   // StartAbortIfInCall does so if a thread is in a call that blocks, of whichever: the call may be stuck

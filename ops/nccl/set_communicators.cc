@@ -105,6 +105,11 @@ Status SetCommunicators::FinalizeAll(const Patience& patience) {
   return first;
 }
 
+void SetCommunicators::LeaveArenas() {
+  for (auto& [set, parts] : parts_) parts.staging.reset();
+  LeaveAll();
+}
+
 void SetCommunicators::LeaveAll() {
   for (auto& [set, parts] : parts_) KeepForever(std::make_shared<Parts>(std::move(parts)));
   parts_.clear();

@@ -59,6 +59,9 @@ class SetCommunicators {
   core::Status FinalizeAll(const Patience& patience);
   // Nobody knows what the device still does with them: they are not freed.
   void LeaveAll();
+  // They are aborted, and the stream is through with their staging memory, which is freed. What the
+  // ranks see of each other, an arena that is registered, is left: the others may not be through.
+  void LeaveArenas();
 
  private:
   static core::Status Connect(Parts& parts, const Making& making);

@@ -328,7 +328,10 @@ TEST_F(NcclCommunicatorTest, AbortsOnceAndEndsWhatIsInTheStream) {
     cuda::StreamHandle stream = gpus_.MakeStream(rank);
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());  // connects them
     both.arrive_and_wait();
-    if (rank == 1) return all->AbortAll(Device());  // never comes to the next one
+    if (rank == 1) {  // never comes to the next one
+      EXPECT_TRUE(all->AbortAll(Device()));
+      return;
+    }
     ASSERT_TRUE(Sum(*comm, &value, stream, {}).ok());
     char behind = 0;
     gpus_.PutWrite(stream, &behind, 1, 1);

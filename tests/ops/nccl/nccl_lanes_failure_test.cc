@@ -515,6 +515,32 @@ TEST(NcclLanesFailureTest, TheCommunicatorsOfAllSetsAreAbortedTogether) {
               ::testing::ElementsAre(1, 2));  // the abort's thread has chosen
 }
 
+// The fake refuses to free what is in use, and says so.
+TEST(NcclLanesFailureTest, WhatAnAbortedCommunicatorCannotTouchAnyMoreIsLetGo) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  std::barrier both(2);
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank);
+    UseTwoSets(device, rank);
+    both.arrive_and_wait();
+    if (rank == 1) return both.arrive_and_wait();
+    RunSide sides[2];
+    GetStuckInTwoSets(device, sides);
+    auto kept = std::make_unique<RunSide>();
+    core::RunItem item = device.OnDevice(kept->MakeItem(Sum(), "kept", 0, 2));
+    const std::weak_ptr<core::Work> watched = item.work;
+    device.Start({std::move(item)});
+    gpus.SetAsyncError(0, nccl::Result::kRemoteError);
+    while (device.failure().ok()) std::this_thread::yield();
+    device.EndLanes();
+    kept.reset();
+    EXPECT_TRUE(watched.expired());
+    both.arrive_and_wait();
+  });
+  EXPECT_EQ(gpus.live_allocations(), 0);
+}
+
 TEST(NcclLanesFailureTest, AnAbortThatDoesNotReturnHoldsUpNobody) {
   static FakeGpus& gpus = *new FakeGpus;  // the abort uses it after the lanes
   static std::atomic<bool> open{false};
