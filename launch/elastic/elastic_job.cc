@@ -310,31 +310,8 @@ class ElasticJob {
   void Hear(WorkerId worker, const ElasticNotice& notice) {
     const TimePoint now = Clock::now();
     switch (notice.kind) {
-      case Kind::kAsks: {
-        if (notice.generation > 0 && notice.generation == membership_.generation()) {
-          over_at_ = std::min(over_at_, now);
-          if (told_over_ != notice.generation && change_.generation == notice.generation) {
-            told_over_ = notice.generation;
-            history_.NoteOver(notice.generation, change_.why, now);
-          }
-        }
-        std::vector<WorkerId> suspects;
-        for (const int rank : notice.ranks) {
-          const bool is_known = notice.generation == membership_.generation() &&
-                                rank < static_cast<int>(members_.size());
-          if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
-        }
-        if (notice.generation == membership_.generation() && notice.generation > 0) {
-          std::string why = NameOf(worker, HostOf(worker));
-          if (!suspects.empty()) {
-            const WorkerId lost = suspects.front();
-            why += " has lost " + NameOf(lost, HostOf(lost));
-          }
-          // With no text nothing has failed, or its program alone knows what.
-          if (!notice.text.empty()) NoteOver(notice.generation, why + ": " + notice.text);
-        }
-        return membership_.NoteReady(worker, notice.generation, suspects, now);
-      }
+      case Kind::kAsks:
+        return TakeAsking(worker, notice, now);
       case Kind::kListens:
         return TellPlaces(worker, notice);
       case Kind::kJoined:
@@ -355,6 +332,30 @@ class ElasticJob {
       case Kind::kChange:
         return;  // no program says so
     }
+  }
+
+  void TakeAsking(WorkerId worker, const ElasticNotice& notice, TimePoint now) {
+    const bool leaves = notice.generation > 0 && notice.generation == membership_.generation();
+    std::vector<WorkerId> suspects;
+    for (const int rank : notice.ranks) {
+      const bool is_known = leaves && rank < static_cast<int>(members_.size());
+      if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
+    }
+    if (leaves) {
+      over_at_ = std::min(over_at_, now);
+      std::string why = NameOf(worker, HostOf(worker));
+      if (!suspects.empty()) {
+        why += " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
+      }
+      // With no text nothing has failed, or its program alone knows what.
+      if (!notice.text.empty()) {
+        NoteOver(notice.generation, why + ": " + notice.text);
+      } else if (change_.generation == notice.generation &&
+                 std::exchange(told_change_, notice.generation) != notice.generation) {
+        history_.NoteOver(notice.generation, change_.why, now);
+      }
+    }
+    membership_.NoteReady(worker, notice.generation, suspects, now);
   }
 
   void TellPlaces(WorkerId worker, const ElasticNotice& notice) {
@@ -490,6 +491,7 @@ class ElasticJob {
   Beginning beginning_;
   TimePoint over_at_ = TimePoint::max();  // the generation before; max: it goes on
   int told_over_ = 0;                     // the generation of which standard error says so
+  int told_change_ = 0;  // and the one that was left for a change, of which the history does
   Connections connections_;
   JobOutput output_;
   Discovery discovery_;

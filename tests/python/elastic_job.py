@@ -2,8 +2,11 @@
 
     elastic_job.py SIRTAKIRUN PYTHON [CASE ...]    with elastic_program.py
     elastic_job.py SIRTAKIRUN PROGRAM [CASE ...]   with its twin by the C++ API
+
+ELASTIC_HOSTS: a folder that tells of two hosts (../multihost/elastic_faults_test.sh); then on_hosts is the only case.
 """
 
+import json
 import os
 import pathlib
 import random
@@ -15,26 +18,33 @@ import tempfile
 import threading
 import time
 
-FAULTS = int(os.environ.get("ELASTIC_FAULTS", "300" if os.environ.get("SIRTAKI_TEST_SCALE") == "full" else "5"))
+FULL = os.environ.get("SIRTAKI_TEST_SCALE") == "full"
+FAULTS = int(os.environ.get("ELASTIC_FAULTS", "300" if FULL else "5"))
+GENERATIONS = int(os.environ.get("ELASTIC_GENERATIONS", "1000" if FULL else "60"))
 PATIENCE = 120.0  # for an event, on a machine that others use
 
 
 class Job:
     """A job that runs, and what it has printed."""
 
-    def __init__(self, sirtakirun, program, flags, folder, mode):
+    def __init__(self, command, folder, *arguments):
         self.enough = pathlib.Path(folder) / "enough"
-        command = [sirtakirun, *flags, *program, str(self.enough), mode]
+        command = [*command, str(self.enough), *map(str, arguments)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.lines = []
+        self._members = {}
+        self._trained = set()
+        self._came = {}  # where its worker's first line is
         self.news = threading.Condition()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
         for line in self.process.stdout:
-            print(line, end="", flush=True)
+            if not re.match(r"\[\d+\] step ", line):
+                print(line, end="", flush=True)
             with self.news:
+                self._note(line.rstrip("\n"))
                 self.lines.append(line.rstrip("\n"))
                 self.news.notify_all()
         with self.news:
@@ -58,28 +68,41 @@ class Job:
                 self.news.wait(left)
 
     def pid(self, worker):
-        return int(self.wait_for(rf"^\[{worker}\] pid (\d+)")[1][1])
+        return int(self.wait_for(rf"^\[{worker}\] pid (\d+)", self._came.get(worker, 0))[1][1])
 
     def members(self):
-        """The workers of the newest generation that are still there."""
+        """The workers of the newest generation that are still there, and their hosts."""
         with self.news:
-            lines = list(self.lines)
-        members = set()
-        for line in lines:
-            if found := re.search(r"generation \d+: \d+ ranks?: workers (.*)", line):
-                members = set()
-                for first, last in re.findall(r"(\d+)(?:-(\d+))?(?=[ ,-])", found[1]):
-                    members.update(range(int(first), int(last or first) + 1))
-            elif found := re.search(r"worker (\d+) on host", line):
-                members.discard(int(found[1]))
-        return sorted(members)
+            return dict(self._members)
 
-    def hit(self, choose):
-        """Kills or stops one of the members."""
-        victim = choose.choice(self.members())
+    def holders(self):
+        """Those of the members that have the state."""
+        with self.news:
+            return {worker: host for worker, host in self._members.items() if worker in self._trained}
+
+    def _note(self, line):
+        if found := re.search(r"generation \d+: \d+ ranks?: workers (.*)", line):
+            self._members = {}
+            for workers, host in re.findall(r"([\d, -]+) on host ([^,;]+)", found[1]):
+                for first, last in re.findall(r"(\d+)(?:-(\d+))?", workers):
+                    self._members |= dict.fromkeys(range(int(first), int(last or first) + 1), host)
+        elif found := re.search(r"worker (\d+) on host", line):
+            self._members.pop(int(found[1]), None)
+        elif re.search(r"generation \d+ trains", line):
+            self._trained |= set(self._members)
+        elif found := re.match(r"\[(\d+)\] pid \d+", line):
+            self._came[int(found[1])] = len(self.lines)
+
+    def hit(self, choose, send=None):
+        """Kills or stops one of the members, but not the last one that has the state; `send` does it on the member's host."""
+        members, holders = self.members(), self.holders()
+        victim = choose.choice([worker for worker in sorted(members) if set(holders) - {worker}])
         how = choose.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
         print(f"--- {how.name} to worker {victim}", flush=True)
-        os.kill(self.pid(victim), how)
+        if send:
+            send(members[victim], how, self.pid(victim))
+        else:
+            os.kill(self.pid(victim), how)
 
     def mark(self):
         with self.news:
@@ -92,7 +115,28 @@ class Job:
         self.reader.join(PATIENCE)
         return code
 
+    def check_losses(self, program):
+        """They are those of one process that makes the same steps, as often as ranks have made them in the end."""
+        newest = {}  # a later generation makes the steps again that were lost
+        for line in self.lines:
+            if found := re.match(r"\[\d+\] step (.*)", line):
+                number, generation, everyone = json.loads(found[1])
+                newest[number] = max(newest.get(number, (0, None)), (generation, everyone))
+        steps = {number: everyone for number, (_, everyone) in newest.items()}
+        assert sorted(steps) == list(range(1, len(steps) + 1)), "steps are missing"
+        path = self.enough.with_name("steps")
+        path.write_text(json.dumps(sorted(steps.items())))
+        subprocess.run([*program, "--again", str(path)], check=True)
+
     def check_equal(self, ranks):
+        """The ranks have the same parameters: when each generation began, after its first step, and at the end."""
+        seen = {}
+        for line in self.lines:
+            if found := re.match(r"\[\d+\] (begins|goes-on) \d+ \d+ (.*) (\d+) (\S+)$", line):
+                event, steps, generation, digest = found.groups()
+                seen.setdefault((event, int(generation)), set()).add((steps, digest))
+        different = {key: what for key, what in seen.items() if len(what) > 1}
+        assert seen and not different, f"the ranks of generations differ: {different}"
         ends = [line.split()[2:] for line in self.lines if re.match(r"\[\d+\] ends ", line)]
         assert sorted(int(end[0]) for end in ends) == list(range(ranks)), ends
         assert len({tuple(end[1:]) for end in ends}) == 1, f"the ranks differ: {ends}"
@@ -141,7 +185,7 @@ def below_the_minimum(start):
 
 def lost_before_run(start):
     """A worker is lost when it has made an optimizer and has not called run(): the others go on."""
-    job = start("-np", "3", mode="lost before run")
+    job = start("-np", "3", arguments=["lost before run"])
     for worker in (0, 2):
         job.wait_for(rf"^\[{worker}\] begins \d [23] ")
     at, _ = job.wait_for(r"begins 2 3 ")
@@ -153,7 +197,7 @@ def lost_before_run(start):
 
 def fails(start):
     """What fails every time, with no rank lost, ends with the error."""
-    job = start("-np", "2", mode="fails")
+    job = start("-np", "2", arguments=["fails"])
     job.wait_for(r"gives up: it has failed 10 times without a commit")
     assert job.end() != 0
     job.wait_for(r"on purpose")
@@ -164,21 +208,23 @@ def many_faults(start, mode=""):
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
     choose = random.Random(seed)
-    job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1", mode=mode)
+    job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1", arguments=[mode] if mode else [])
     at, _ = job.wait_for(r"generation 1 has begun")
     for _ in range(FAULTS):
         at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
         if choose.random() < 0.6 and len(job.members()) < 4:
             at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
-        elif len(job.members()) < 2:  # the job ends where nobody is left
-            at, _ = job.wait_for(r"generation \d+: [2-4] ranks", at)
+        while len(job.members()) < 2 or not job.holders():
+            at, _ = job.wait_for(r"generation \d+ trains", at)
         time.sleep(choose.uniform(0, 0.3))
         at = job.mark()
         job.hit(choose)
-        at, _ = job.wait_for(r"generation \d+ is over", at)
+        at, _ = job.wait_for(r"generation \d+(: \d+ rank| is over)", at)
     job.wait_for(r"epoch \d+ 4", at)
     assert job.end() == 0
     job.check_equal(4)
+    if start.is_python:
+        job.check_losses(start.program)
 
 
 def many_faults_between_commits(start):
@@ -186,29 +232,136 @@ def many_faults_between_commits(start):
     many_faults(start, mode="steps")
 
 
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, many_faults,
-         many_faults_between_commits]
+def many_generations(start):
+    """Generations of the same processes leave no descriptor, thread, mapping or megabyte behind."""
+    job = start("-np", "3", arguments=[GENERATIONS])
+    at = 0
+    for generation in range(20, GENERATIONS, 20):
+        at, _ = job.wait_for(rf"generation {generation} has begun", at)
+    for worker in range(3):
+        job.wait_for(rf"^\[{worker}\] leaves -?\d+ KiB after", at)
+    assert job.end() == 0
+    job.check_equal(3)
+
+
+class Hosts:
+    """The hosts of hosts.sh."""
+
+    def __init__(self, state):
+        self.state = pathlib.Path(state)
+        firsts = (self.state / "firsts").read_text().split()
+        self.firsts = {f"h{number}": first for number, first in enumerate(firsts, 1)}
+        self.find = self.state / "find.sh"
+        self.find.write_text(f"#!/bin/sh\ncat {self.state}/list\n")
+        self.find.chmod(0o755)
+
+    def list(self, slots):
+        (self.state / "list.new").write_text("".join(f"{host}:{count}\n" for host, count in slots.items()))
+        (self.state / "list.new").rename(self.state / "list")
+
+    def enter(self, host):
+        return ["nsenter", "--target", self.firsts[host], "--net", "--uts", "--mount", "--pid", f"--wd={os.getcwd()}"]
+
+    def send(self, host, how, pid):
+        subprocess.run([*self.enter(host), "kill", f"-{how.name}", str(pid)], check=False)  # it may have ended
+
+    def kill_all(self, host):
+        subprocess.run([*self.enter(host), "sh", "-c", "kill -KILL -1"], check=False)  # all but the first
+
+    def link(self, host, how):
+        subprocess.run([*self.enter(host), "ip", "link", "set", "veth0", how], check=True)
+
+
+WHOLE = {"h1": 2, "h2": 2}
+FEWER = [{"h1": 2}, {"h1": 2, "h2": 1}, {"h1": 1, "h2": 2}, {"h1": 1, "h2": 1}]
+
+
+def on_hosts(start):
+    """Ranks are killed and stopped, a host loses its processes or its link, ranks are taken away and come back: as many_faults."""
+    seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
+    choose = random.Random(seed)
+    hosts = start.hosts
+    hosts.list(WHOLE)
+    job = start("--host-discovery-script", str(hosts.find), "--peer-timeout", "2s", "--ping-interval", "0.5s",
+                "--blacklist-cooldown-range", "1,1", "--ssh-args", f"-F {hosts.state}/ssh_config", "--network-interfaces", "veth0")
+    at, _ = job.wait_for(r"generation 1 has begun")
+    for number in range(FAULTS):
+        at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
+        if choose.random() < 0.6 and len(job.members()) < 4:
+            at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
+            at, _ = job.wait_for(r"generation \d+ has begun", at)
+        time.sleep(choose.uniform(0, 0.3))
+        # Somebody who has the state must be left, on the host that stays.
+        while len(job.members()) < 2 or not job.holders():
+            at, _ = job.wait_for(r"generation \d+ trains", at)
+        members, holders = job.members(), job.holders()
+        kinds = ["rank"] * 3
+        if "h1" in holders.values() and "h2" in members.values():
+            kinds += ["host", "link"]
+        if len(members) == 4:
+            kinds += ["list"]
+        kind = choose.choice(kinds)
+        print(f"--- {number + 1} of {FAULTS}: {kind}", flush=True)
+        at = job.mark()
+        if kind == "rank":
+            job.hit(choose, hosts.send)
+        elif kind == "host":
+            hosts.kill_all("h2")
+        elif kind == "link":
+            hosts.link("h2", "down")
+        else:
+            fewer = choose.choice(FEWER)
+            hosts.list(fewer)
+            at, _ = job.wait_for(rf"generation \d+: {sum(fewer.values())} rank", at)
+            hosts.list(WHOLE)
+            continue
+        at, _ = job.wait_for(r"generation \d+(: \d+ rank| is over)", at)
+        if kind == "link":
+            time.sleep(choose.uniform(0, 2))
+            hosts.link("h2", "up")
+    at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
+    if len(job.members()) < 4:
+        at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
+    job.wait_for(r"epoch \d+ 4", at)
+    assert job.end() == 0
+    job.check_equal(4)
+    if start.is_python:
+        job.check_losses(start.program)
+
+
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, many_faults, many_faults_between_commits, many_generations]
+
+
+class Start:
+    """Starts jobs of a case."""
+
+    def __init__(self, sirtakirun, program, place):
+        self.is_python = pathlib.Path(program).name.startswith("python")
+        self.program = [program, str(pathlib.Path(__file__).with_name("elastic_program.py"))] if self.is_python else [program]
+        self.hosts = Hosts(os.environ["ELASTIC_HOSTS"]) if "ELASTIC_HOSTS" in os.environ else None
+        self._around = [*(self.hosts.enter("h1") if self.hosts else []), sirtakirun, "--elastic"]
+        self._place = place
+        self.jobs = []
+
+    def __call__(self, *flags, arguments=()):
+        folder = tempfile.mkdtemp(dir=self._place)
+        self.jobs.append(Job([*self._around, *flags, *self.program], folder, *arguments))
+        return self.jobs[-1]
 
 
 def main(sirtakirun, program, *names):
-    is_python = pathlib.Path(program).name.startswith("python")
-    command = [program, str(pathlib.Path(__file__).with_name("elastic_program.py"))] if is_python else [program]
-    for case in CASES:
+    state = os.environ.get("ELASTIC_HOSTS")
+    for case in [on_hosts] if state else CASES:
         if names and case.__name__ not in names:
             continue
-        jobs = []
-
-        def start(*flags, mode=""):
-            folder = tempfile.mkdtemp(dir=place)
-            jobs.append(Job(sirtakirun, command, ["--elastic", *flags], folder, mode))
-            return jobs[-1]
-
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory(dir=state) as place:
+            start = Start(sirtakirun, program, place)
             print(f"--- {case.__name__}: {case.__doc__}", flush=True)
             try:
                 case(start)
             finally:
-                for job in jobs:
+                for job in start.jobs:
                     if job.process.poll() is None:
                         job.process.terminate()
                         job.process.wait(30)

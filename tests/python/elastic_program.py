@@ -1,6 +1,12 @@
 """Trains a small net in an elastic job, until a file says that it is enough. elastic_job.py starts it, and ends some of
-its processes."""
+its processes.
 
+    elastic_program.py FILE              trains
+    elastic_program.py FILE GENERATIONS  makes that many generations by itself, and looks at what they leave behind
+    elastic_program.py --again STEPS     trains by plain torch what a job has trained in these steps, and compares the losses
+"""
+
+import json
 import os
 import signal
 import sys
@@ -9,10 +15,10 @@ import time
 import torch
 
 import sirtaki.torch as hvd
+from sirtaki.torch._library import _C
 
 SAMPLES = 60
 BATCH = 2
-MOST_RANKS = 4
 STEPS_OF_COMMIT = 10  # where step() is called after each
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
@@ -25,21 +31,33 @@ def digest(model):
     return hash(tuple(float(x) for p in model.parameters() for x in p.detach().flatten()))
 
 
+def make_net():
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
+
+
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+
+def make_data():
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(SAMPLES, 6, generator=generator)
+    return inputs, inputs.sum(1, keepdim=True)
+
+
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
-    step() is called in the place of most commits."""
+    step() is called in the place of most commits; a number: that many generations are made."""
+    generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1))
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01, momentum=0.9),
-                                         model.named_parameters())
-    generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(SAMPLES, 6, generator=generator)
-    targets = inputs.sum(1, keepdim=True)
+    model = make_net()
+    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[],
-                                   dealt=0, steps=0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[], steps=0)
+    leaves = Leaves(generations)
 
     if mode == "lost before run" and hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -48,28 +66,35 @@ def main(enough, mode=""):
     def train(state):
         if mode == "fails":
             raise hvd.HorovodInternalError("on purpose")
-        say("begins", hvd.rank(), hvd.size(), state.epoch, state.steps, digest(model))
+        generation = _C.elastic_generation()
+        say("begins", hvd.rank(), hvd.size(), state.epoch, state.steps, generation, digest(model))
+        first = True
         while not hvd.broadcast_object(os.path.exists(enough)):
+            left = SAMPLES - len(set(state.trained))
             indices = list(sampler)
-            state.dealt += 1
             for at in range(0, len(indices), BATCH):
                 ours = indices[at:at + BATCH]
-                trained = sum(hvd.allgather_object(ours), [])
                 optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours]).backward()
+                loss = torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours])
+                everyone = hvd.allgather_object((ours, loss.item()))
+                loss.backward()
                 optimizer.step()
                 sampler.record_batch(at // BATCH, len(ours))
-                state.trained = state.trained + trained
+                state.trained = state.trained + sum((theirs for theirs, _ in everyone), [])
                 state.steps += 1
-                time.sleep(PAUSE)
+                if first:
+                    say("goes-on", hvd.rank(), hvd.size(), state.steps, generation, digest(model))
+                    first = False
+                say("step", json.dumps([state.steps, generation, everyone]))
+                time.sleep(0 if generations else PAUSE)
                 if mode == "steps":
                     state.step()
                 if mode != "steps" or state.steps % STEPS_OF_COMMIT == 0:
                     state.commit()
-            check(state.trained, state.dealt)
+                leaves.check(generation)
+            check(state.trained, left, hvd.size())
             state.epoch += 1
             state.trained = []
-            state.dealt = 0
             sampler.set_epoch(state.epoch)
             state.commit()
             if hvd.rank() == 0:
@@ -84,13 +109,77 @@ def main(enough, mode=""):
     say("ends", hvd.rank(), hvd.size(), steps, digest(model))
 
 
-def check(trained, dealt):
-    """Every sample of the epoch was trained; those that are there twice filled up the shares, fewer than ranks each time that
-    they were dealt out."""
+def check(trained, left, ranks):
+    """Every sample of the epoch was trained, and once. Only those are there twice that have filled up the ranks' shares when
+    the last `left` of them were dealt out."""
     missing = set(range(SAMPLES)) - set(trained)
     assert not missing, f"samples {sorted(missing)} were not trained"
     twice = len(trained) - SAMPLES
-    assert twice <= (MOST_RANKS - 1) * dealt, f"{twice} samples were trained twice, and they were dealt out {dealt} times"
+    assert twice == -left % ranks, f"{twice} samples were trained twice, of {left} that {ranks} ranks have shared"
 
 
-main(*sys.argv[1:])
+class Leaves:
+    """Makes generations, and looks at what they leave in this process: the least of some that follow each other, since an
+    allocator gives back what is free when it likes."""
+
+    WARM = 20  # generations, until all is there that stays
+    LOOKS = 10  # generations that are looked at
+
+    def __init__(self, generations):
+        self._generations = generations
+        self._before = []
+        self._after = []
+
+    def check(self, generation):
+        if generation >= self._generations:
+            if self._before and self._after:
+                self._compare()
+            return
+        if self.WARM <= generation < self.WARM + self.LOOKS:
+            self._before.append(self._look())
+        if generation >= self._generations - self.LOOKS:
+            self._after.append(self._look())
+        if hvd.rank() == generation % hvd.size():
+            raise hvd.HorovodInternalError("aborted: another generation is wanted")
+
+    def _compare(self):
+        before, after = (map(min, zip(*looks)) for looks in (self._before, self._after))
+        self._before = []
+        for what, least, most, excuse in zip(("descriptors", "threads", "mappings", "KiB"), before, after, (0, 0, 4, 1024)):
+            say("leaves", most - least, what, "after", self._generations - self.WARM, "generations:", least, "to", most)
+            assert most <= least + excuse, f"{most - least} {what} are left of {self._generations - self.WARM} generations"
+
+    @staticmethod
+    def _look():
+        with open("/proc/self/maps") as file:
+            mappings = len(file.readlines())
+        with open("/proc/self/status") as file:
+            status = dict(line.split(":", 1) for line in file)
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings, int(status["VmRSS"].split()[0])
+
+
+def train_again(path):
+    """The steps of a job, each with the samples and the loss of each of its ranks, as one process makes them: the mean of the
+    gradients of the ranks' samples, whose number changes where that of the job did."""
+    with open(path) as file:
+        steps = json.load(file)
+    torch.manual_seed(0)  # rank 0 of the first generation has had it
+    model = make_net()
+    optimizer = make_optimizer(model)
+    inputs, targets = make_data()
+    worst = 0.0
+    for number, everyone in steps:
+        optimizer.zero_grad()
+        for ours, told in everyone:
+            loss = torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours])
+            (loss / len(everyone)).backward()
+            worst = max(worst, abs(loss.item() - told) / max(abs(told), 1e-2))
+            assert worst < 1e-2, f"step {number}: the loss of samples {ours} was {told}, and is {loss.item()} in one process"
+        optimizer.step()
+    say(f"{len(steps)} steps again: the losses differ by {worst:.1e} at most")
+
+
+if sys.argv[1] == "--again":
+    train_again(sys.argv[2])
+else:
+    main(*sys.argv[1:])

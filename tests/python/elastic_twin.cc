@@ -1,9 +1,14 @@
 // Trains a small net in an elastic job, until a file says that it is enough: elastic_program.py by the C++
 // API. elastic_job.py starts it, and ends some of its processes.
+//
+//   elastic_twin FILE [GENERATIONS]   GENERATIONS: it makes that many by itself, and looks at what they
+//                                     leave behind
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cinttypes>
 #include <csignal>
@@ -12,9 +17,12 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -22,9 +30,11 @@ namespace {
 constexpr std::int64_t kSamples = 60;
 constexpr std::size_t kBatch = 2;
 constexpr auto kPause =
-    std::chrono::milliseconds(10);  // between steps: some are left when a change comes
-constexpr std::int64_t kMostRanks = 4;
+    std::chrono::milliseconds(10);           // between steps: some are left when a change comes
 constexpr std::int64_t kStepsOfCommit = 10;  // where step() is called after each
+
+constexpr int kWarm = 20;   // generations, until all is there that stays
+constexpr int kLooks = 10;  // generations that are looked at
 
 struct Net : torch::nn::Module {
   Net() {
@@ -52,17 +62,89 @@ std::uint64_t digest(const torch::nn::Module& module) {
   return hash;
 }
 
-// Every sample of the epoch was trained; those that are there twice filled up the shares, fewer than
-// ranks each time that they were dealt out.
-void check(const torch::Tensor& trained, std::int64_t dealt) {
+// Every sample of the epoch was trained, and once. Only those are there twice that have filled up the
+// ranks' shares when the last `left` of them were dealt out.
+void check(const torch::Tensor& trained, std::int64_t left) {
   const auto missing = (trained == 0).sum().item<std::int64_t>();
   const auto twice = trained.sum().item<std::int64_t>() - kSamples;
-  if (missing == 0 && twice <= (kMostRanks - 1) * dealt) return;
+  const std::int64_t ranks = sirtaki::size();
+  if (missing == 0 && twice == (ranks - left % ranks) % ranks) return;
   throw std::runtime_error(std::to_string(missing) + " samples were not trained, " +
-                           std::to_string(twice) + " twice");
+                           std::to_string(twice) + " twice, of " + std::to_string(left) + " that " +
+                           std::to_string(ranks) + " ranks have shared");
 }
 
+// Makes generations, and looks at what they leave in this process: the least of some that follow each
+// other, since an allocator gives back what is free when it likes.
+class Leaves {
+ public:
+  explicit Leaves(int generations) : generations_(generations) {}
+
+  void check() {
+    const int generation = sirtaki::elastic::generation();
+    if (generation >= generations_) {
+      if (generations_ > 0 && !std::exchange(compared_, true)) compare();
+      return;
+    }
+    if (generation >= kWarm && generation < kWarm + kLooks) take(&before_);
+    if (generation >= generations_ - kLooks) take(&after_);
+    if (sirtaki::rank() == generation % sirtaki::size()) {
+      throw sirtaki::Error(sirtaki::ErrorCode::Aborted, "another generation is wanted");
+    }
+  }
+
+ private:
+  struct Kind {
+    const char* name;
+    std::int64_t excuse;
+  };
+  static constexpr std::array<Kind, 4> kKinds = {
+      {{"descriptors", 0}, {"threads", 0}, {"mappings", 4}, {"KiB", 1024}}};
+  using Counts = std::array<std::int64_t, kKinds.size()>;
+
+  static Counts look() {
+    const auto files = [](const char* folder) {
+      std::int64_t count = 0;
+      for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(folder)) ++count;
+      return count;
+    };
+    std::int64_t mappings = 0;
+    std::string line;
+    for (std::ifstream maps("/proc/self/maps"); std::getline(maps, line);) ++mappings;
+    std::int64_t kib = 0;
+    for (std::ifstream status("/proc/self/status"); std::getline(status, line);) {
+      if (line.rfind("VmRSS:", 0) == 0) kib = std::stoll(line.substr(6));
+    }
+    return {files("/proc/self/fd"), files("/proc/self/task"), mappings, kib};
+  }
+
+  static void take(std::optional<Counts>* least) {
+    const Counts now = look();
+    if (!*least) *least = now;
+    for (std::size_t i = 0; i < now.size(); ++i) (**least)[i] = std::min((**least)[i], now[i]);
+  }
+
+  void compare() const {
+    if (!before_ || !after_) return;  // it has come late
+    bool leaves = false;
+    for (std::size_t i = 0; i < kKinds.size(); ++i) {
+      const std::int64_t more = (*after_)[i] - (*before_)[i];
+      std::printf("leaves %" PRId64 " %s after %d generations: %" PRId64 " to %" PRId64 "\n", more,
+                  kKinds[i].name, generations_ - kWarm, (*before_)[i], (*after_)[i]);
+      leaves = leaves || more > kKinds[i].excuse;
+    }
+    if (leaves) throw std::runtime_error("generations leave something behind");
+  }
+
+  int generations_;
+  bool compared_ = false;
+  std::optional<Counts> before_;
+  std::optional<Counts> after_;
+};
+
+// The mode is described in elastic_program.py.
 void train(const std::string& enough, const std::string& mode) {
+  const int generations = std::atoi(mode.c_str());  // 0: it is no number
   torch::manual_seed(
       static_cast<std::uint64_t>(sirtaki::rank()));  // only run() makes the nets equal
   Net net;
@@ -74,7 +156,6 @@ void train(const std::string& enough, const std::string& mode) {
   sirtaki::DistributedSampler sampler(kSamples);
   std::int64_t epoch = 0;
   std::int64_t steps = 0;
-  std::int64_t dealt = 0;                                 // the samples, in this epoch
   auto trained = torch::zeros({kSamples}, torch::kLong);  // how often, in this epoch
   auto state = sirtaki::elastic::State()
                    .model(net)
@@ -82,7 +163,6 @@ void train(const std::string& enough, const std::string& mode) {
                    .sampler(sampler)
                    .value("epoch", epoch)
                    .value("steps", steps)
-                   .value("dealt", dealt)
                    .value("trained", trained);
 
   if (mode == "lost before run" && sirtaki::rank() == 1) std::raise(SIGKILL);
@@ -90,12 +170,15 @@ void train(const std::string& enough, const std::string& mode) {
   const auto is_enough = [&] {
     return sirtaki::broadcast_object(std::filesystem::exists(enough) ? "yes" : "no", 0) == "yes";
   };
+  Leaves leaves(generations);
   const auto run = [&] {
     if (mode == "fails") throw sirtaki::Error(sirtaki::ErrorCode::Backend, "on purpose");
-    std::printf("begins %d %d %" PRId64 " %" PRId64 " %016" PRIx64 "\n", sirtaki::rank(),
-                sirtaki::size(), epoch, steps, digest(net));
+    const int generation = sirtaki::elastic::generation();
+    std::printf("begins %d %d %" PRId64 " %" PRId64 " %d %016" PRIx64 "\n", sirtaki::rank(),
+                sirtaki::size(), epoch, steps, generation, digest(net));
+    bool first = true;
     while (!is_enough()) {
-      ++dealt;
+      const std::int64_t left = (trained == 0).sum().item<std::int64_t>();
       while (const auto batch = sampler.next(kBatch)) {
         const auto ours = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
         const auto all = sirtaki::allgather(ours);
@@ -105,13 +188,17 @@ void train(const std::string& enough, const std::string& mode) {
         optimizer.step();
         trained.index_add_(0, all, torch::ones_like(all));
         ++steps;
-        std::this_thread::sleep_for(kPause);
+        if (std::exchange(first, false)) {
+          std::printf("goes-on %d %d %" PRId64 " %d %016" PRIx64 "\n", sirtaki::rank(),
+                      sirtaki::size(), steps, generation, digest(net));
+        }
+        if (generations == 0) std::this_thread::sleep_for(kPause);
         if (mode == "steps") state.step();
         if (mode != "steps" || steps % kStepsOfCommit == 0) state.commit();
+        leaves.check();
       }
-      check(trained, dealt);
+      check(trained, left);
       ++epoch;
-      dealt = 0;
       trained.zero_();
       sampler.set_epoch(static_cast<std::size_t>(epoch));
       state.commit();
@@ -132,7 +219,7 @@ void train(const std::string& enough, const std::string& mode) {
 
 int main(int argc, char** argv) {
   if (argc != 2 && argc != 3) {
-    std::fprintf(stderr, "usage: elastic_twin FILE [MODE]\n");
+    std::fprintf(stderr, "usage: elastic_twin FILE [MODE | GENERATIONS]\n");
     return EXIT_FAILURE;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
