@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/rank_ranges.h"
 #include "core/base/text.h"
 #include "core/machine/elastic_notice.h"
 #include "launch/base/loop.h"
@@ -167,6 +168,13 @@ class ElasticJob {
       if (!added.ok()) std::fprintf(stderr, "sirtakirun: %s\n", added.message().c_str());
     }
     const Starters::Batch batch{orders.front().worker, static_cast<int>(orders.size())};
+    // The first ones are told with their generation.
+    if (membership_.generation() > 0) {
+      const auto numbers = core::RankRanges::Span(batch.first, batch.first + batch.count - 1);
+      std::fprintf(stderr, "sirtakirun: host %s: %s %s\n", host.c_str(),
+                   batch.count == 1 ? "starting worker" : "starting workers",
+                   numbers.ToString().c_str());
+    }
     const Status status = starters_.Start(host, batch, variables_);
     if (!status.ok()) NoteNotStarted(batch, status.message());
   }
@@ -401,7 +409,10 @@ class ElasticJob {
     const auto found = workers_.find(connection->rank);
     if (found == workers_.end() || found->second.connection != connection) return;
     NoteEnd(connection->rank, WorkerEnd::kLost,
-            why.ok() ? "its connection closed without a message" : why.message());
+            why.ok()
+                ? "its connection has closed: sirtakirun's process there was killed, or the host "
+                  "has gone down"
+                : why.message());
   }
 
   void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why) {
