@@ -109,9 +109,9 @@ class Ours:
 
     def begin(self, hosts):
         self.hosts.list(hosts)
-        self.hosts.start(1, [os.path.join(self.build, "sirtakirun"), "--host-discovery-script", self.hosts.find,
-                             "--blacklist-cooldown-range", "1,2", "--peer-timeout", OUR_LIMIT, "--ping-interval", "0.5s",
-                             "--ssh-args", f"-F {self.hosts.state}/ssh_config", "--network-interfaces", "veth0",
+        self.hosts.start(1, [os.path.join(self.build, "sirtakirun"), "--max-np", str(RANKS), "--host-discovery-script",
+                             self.hosts.find, "--blacklist-cooldown-range", "1,2", "--peer-timeout", OUR_LIMIT,
+                             "--ping-interval", "0.5s", "--ssh-args", f"-F {self.hosts.state}/ssh_config", "--network-interfaces", "veth0",
                              *self.program, self.hosts.folder])
 
     def add(self, host):
@@ -135,9 +135,12 @@ class Torchrun:
 
     def add(self, host):
         python, script = self.program[:-1], self.program[-1]
+        # Without the variable ranks that were started again read the addresses of those before in the store of the agents (torch
+        # 2.11: "connectFullMesh failed … Connection refused"), and the job never goes on.
         self.hosts.start(host, [*python, "-m", "torch.distributed.run", "--nnodes", f"1:{len(HOSTS)}", "--nproc-per-node",
                                 str(RANKS // len(HOSTS)), "--max-restarts", "100", "--rdzv-id", "elastic", "--rdzv-backend",
-                                "c10d", "--rdzv-endpoint", "h1:29400", script, self.hosts.folder])
+                                "c10d", "--rdzv-endpoint", "h1:29400", script, self.hosts.folder],
+                         TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
 class Torchft:
@@ -159,8 +162,9 @@ class Torchft:
         python, script = self.program[:-1], self.program[-1]
         each = RANKS // len(HOSTS)
         for replica in range((host - 1) * each, host * each):
-            self.hosts.start(host, [*python, "-m", "torch.distributed.run", "--master-addr", f"h{host}", "--master-port", str(29600 + replica), "--nnodes",
-                                    "1", "--nproc-per-node", "1", "--max-restarts", "100", script, self.hosts.folder],
+            self.hosts.start(host, [*python, "-m", "torch.distributed.run", "--master-addr", f"h{host}", "--master-port",
+                                    str(29600 + replica), "--nnodes", "1", "--nproc-per-node", "1", "--max-restarts", "100",
+                                    script, self.hosts.folder],
                              REPLICA_GROUP_ID=str(replica), NUM_REPLICA_GROUPS=str(RANKS), TORCHFT_LIGHTHOUSE="http://h1:29510")
 
 

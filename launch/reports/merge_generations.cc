@@ -63,8 +63,13 @@ class OfSirtakirun {
     Add({{"name", what}, {"ph", "M"}, {"pid", process_}, {"tid", track}, {"args", {{key, value}}}});
   }
   ordered_json Event(int track, const std::string& name, const char* phase, TimePoint at) const {
-    return {{"name", name},    {"cat", "elastic"}, {"ph", phase}, {"ts", Microseconds(at - zero_)},
-            {"pid", process_}, {"tid", track}};
+    return {{"name", name},
+            {"cat", "elastic"},
+            {"ph", phase},
+            {"ts", Microseconds(at - zero_)},
+            {"pid", process_},
+            {"tid", track},
+            {"args", ordered_json::object()}};
   }
   void Add(const ordered_json& object) {
     objects_->push_back(object.dump(-1, ' ', false, ordered_json::error_handler_t::replace));

@@ -56,7 +56,7 @@ def main(enough, mode=""):
     optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[], steps=0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[], filled=0, steps=0)
     leaves = Leaves(generations)
 
     if mode == "lost before run" and hvd.rank() == 1:
@@ -71,6 +71,8 @@ def main(enough, mode=""):
         first = True
         while not hvd.broadcast_object(os.path.exists(enough)):
             left = SAMPLES - len(set(state.trained))
+            if left > 0:
+                state.filled = -left % hvd.size()
             indices = list(sampler)
             for at in range(0, len(indices), BATCH):
                 ours = indices[at:at + BATCH]
@@ -92,7 +94,7 @@ def main(enough, mode=""):
                 if mode != "steps" or state.steps % STEPS_OF_COMMIT == 0:
                     state.commit()
                 leaves.check(generation)
-            check(state.trained, left, hvd.size())
+            check(state.trained, state.filled)
             state.epoch += 1
             state.trained = []
             sampler.set_epoch(state.epoch)
@@ -109,13 +111,13 @@ def main(enough, mode=""):
     say("ends", hvd.rank(), hvd.size(), steps, digest(model))
 
 
-def check(trained, left, ranks):
-    """Every sample of the epoch was trained, and once. Only those are there twice that have filled up the ranks' shares when
-    the last `left` of them were dealt out."""
+def check(trained, filled):
+    """Every sample of the epoch was trained, and once. Only as many are there twice as have filled up the ranks' shares when those
+    that were left were dealt out last."""
     missing = set(range(SAMPLES)) - set(trained)
     assert not missing, f"samples {sorted(missing)} were not trained"
     twice = len(trained) - SAMPLES
-    assert twice == -left % ranks, f"{twice} samples were trained twice, of {left} that {ranks} ranks have shared"
+    assert twice == filled, f"{twice} samples were trained twice, and {filled} have filled up shares"
 
 
 class Leaves:

@@ -62,16 +62,15 @@ std::uint64_t digest(const torch::nn::Module& module) {
   return hash;
 }
 
-// Every sample of the epoch was trained, and once. Only those are there twice that have filled up the
-// ranks' shares when the last `left` of them were dealt out.
-void check(const torch::Tensor& trained, std::int64_t left) {
+// Every sample of the epoch was trained, and once. Only as many are there twice as have filled up the
+// ranks' shares when those that were left were dealt out last.
+void check(const torch::Tensor& trained, std::int64_t filled) {
   const auto missing = (trained == 0).sum().item<std::int64_t>();
   const auto twice = trained.sum().item<std::int64_t>() - kSamples;
-  const std::int64_t ranks = sirtaki::size();
-  if (missing == 0 && twice == (ranks - left % ranks) % ranks) return;
+  if (missing == 0 && twice == filled) return;
   throw std::runtime_error(std::to_string(missing) + " samples were not trained, " +
-                           std::to_string(twice) + " twice, of " + std::to_string(left) + " that " +
-                           std::to_string(ranks) + " ranks have shared");
+                           std::to_string(twice) + " twice, and " + std::to_string(filled) +
+                           " have filled up shares");
 }
 
 // Makes generations, and looks at what they leave in this process: the least of some that follow each
@@ -156,6 +155,7 @@ void train(const std::string& enough, const std::string& mode) {
   sirtaki::DistributedSampler sampler(kSamples);
   std::int64_t epoch = 0;
   std::int64_t steps = 0;
+  std::int64_t filled = 0;                                // samples, in this epoch
   auto trained = torch::zeros({kSamples}, torch::kLong);  // how often, in this epoch
   auto state = sirtaki::elastic::State()
                    .model(net)
@@ -163,6 +163,7 @@ void train(const std::string& enough, const std::string& mode) {
                    .sampler(sampler)
                    .value("epoch", epoch)
                    .value("steps", steps)
+                   .value("filled", filled)
                    .value("trained", trained);
 
   if (mode == "lost before run" && sirtaki::rank() == 1) std::raise(SIGKILL);
@@ -179,6 +180,8 @@ void train(const std::string& enough, const std::string& mode) {
     bool first = true;
     while (!is_enough()) {
       const std::int64_t left = (trained == 0).sum().item<std::int64_t>();
+      const std::int64_t ranks = sirtaki::size();
+      if (left > 0) filled = (ranks - left % ranks) % ranks;
       while (const auto batch = sampler.next(kBatch)) {
         const auto ours = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
         const auto all = sirtaki::allgather(ours);
@@ -197,7 +200,7 @@ void train(const std::string& enough, const std::string& mode) {
         if (mode != "steps" || steps % kStepsOfCommit == 0) state.commit();
         leaves.check();
       }
-      check(trained, left);
+      check(trained, filled);
       ++epoch;
       trained.zero_();
       sampler.set_epoch(static_cast<std::size_t>(epoch));
