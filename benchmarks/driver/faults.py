@@ -111,8 +111,8 @@ class Ours:
         self.hosts.list(hosts)
         self.hosts.start(1, [os.path.join(self.build, "sirtakirun"), "--max-np", str(RANKS), "--host-discovery-script",
                              self.hosts.find, "--blacklist-cooldown-range", "1,2", "--peer-timeout", OUR_LIMIT,
-                             "--ping-interval", "0.5s", "--ssh-args", f"-F {self.hosts.state}/ssh_config", "--network-interfaces", "veth0",
-                             *self.program, self.hosts.folder])
+                             "--ping-interval", "0.5s", "--ssh-args", f"-F {self.hosts.state}/ssh_config",
+                             "--network-interfaces", "veth0", *self.program, self.hosts.folder])
 
     def add(self, host):
         self.hosts.list(HOSTS)
@@ -326,7 +326,7 @@ def join(job):
     job.settle(RANKS)
     everyone = job.look()
     together = min(step[0] for rank in everyone for step in rank.steps if step[0] > since and step[2] == RANKS)
-    new = [rank for rank in everyone if rank.host == 2 and rank.ready and rank.steps and rank.steps[0][0] >= together - step]
+    new = [rank for rank in everyone if rank.host == 2 and any(step[2] == RANKS for step in rank.steps)]
     # Steps that are made again are no progress.
     progress, most = [], 0
     for at, number in sorted((step[0], step[1]) for rank in everyone if rank.host == 1 for step in rank.steps):
