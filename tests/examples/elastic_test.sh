@@ -7,10 +7,10 @@ sirtakirun=${2:-}
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
 # The killed rank is the one with the lines of rank 0: its worker is number 0. The output is followed, so that it is killed in the
-# middle.
+# middle. Log, timeline and --explain then tell of both generations.
 code=0
 {
-  "$sirtakirun" --elastic -np 3 bash -c 'echo "pid $$"; exec "$@"' bash "$program" --epochs 12 2>&1 || code=$?
+  "$sirtakirun" --elastic -np 3 --timeline "$scratch/traces" --flight-records "$scratch/records" bash -c 'echo "pid $$"; exec "$@"' bash "$program" --epochs 12 2>&1 || code=$?
   echo "exit code $code"
 } | while IFS= read -r line; do
   printf '%s\n' "$line" >>"$scratch/output"
@@ -22,6 +22,14 @@ done
 code=$(sed -n 's/^exit code //p' "$scratch/output")
 expect 0 "a rank is killed" "generation 1 is over" "generation 2 has begun" "epoch  12/12" "parameters identical on all ranks"
 [ "$(grep -c "epoch  12/12" "$scratch/output")" = 1 ] || fail "several ranks say how far they are"
+
+code=0
+"$sirtakirun" --explain "$scratch/records" >"$scratch/output" 2>&1 || code=$?
+expect 0 "--explain" "1: 3 ranks: workers 0-2" "later: worker 0 on host" "died of SIGKILL" "2: 2 ranks: workers 1-2"
+"$sirtakirun" --merge-timelines "$scratch/traces" >"$scratch/output" 2>&1 || code=$?
+expect 0 "--merge-timelines" "workers in"
+grep -q '"name":"worker 1 on ' "$scratch/traces/timeline.json" || fail "the timeline has no worker 1"
+grep -q '"name":"worker 0 on host .*: died of SIGKILL"' "$scratch/traces/timeline.json" || fail "the timeline does not say why"
 
 code=0
 "$sirtakirun" --elastic -np 2 "$program" --resume --checkpoint "$scratch/run" >"$scratch/output" 2>&1 || code=$?
