@@ -46,8 +46,8 @@ class GroupRun {
   // Throws nothing: exceptions of allocate_output and of memory become the status.
   Progress Advance();
 
-  // Withdraws the operation that is under way, which is allowed after a fault only: before the memory
-  // that it refers to, some of which is the run's, may go. Nothing else is called afterwards.
+  // Withdraws the operation that is under way, where the run has failed or the job has: before the
+  // memory that it refers to, some of which is the run's, may go. Only status() and task() follow.
   void Drop() { operation_.reset(); }
 
   // Precondition: over.

@@ -69,7 +69,8 @@ class Pool final : public core::MemorySource,
   // The memory comes from the heap if the pool is used up.
   std::shared_ptr<void> Allocate(std::int64_t bytes) override;
 
-  // The most it holds from now on, as far as its addresses go. What is in use stays.
+  // The most that new memory may make it from now on, as far as its addresses go. What is in use or
+  // kept stays.
   void SetLimit(std::int64_t bytes) SIRTAKI_EXCLUDES(mutex_);
   // Gives back what is kept beyond `keep_bytes`.
   void Trim(std::int64_t keep_bytes) SIRTAKI_EXCLUDES(mutex_);

@@ -17,7 +17,7 @@ namespace {
 using Length = std::uint64_t;
 
 // The rare looks beyond this host are less than a poll costs, and come within a look at the peers'
-// processes, for which the engine wakes while it waits.
+// processes, for which the engine wakes while it waits; where it cannot see those, it wakes later.
 constexpr auto kRareLook = std::chrono::milliseconds(50);
 
 // The longest message is that of MPI.
