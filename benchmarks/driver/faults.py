@@ -179,8 +179,8 @@ class Horovod:
         self.hosts.list(hosts)
         horovodrun = [self.program[0], os.path.join(os.path.dirname(self.program[0]), "horovodrun")]
         self.hosts.start(1, [*horovodrun, "--gloo", "-np", str(RANKS * len(hosts) // len(HOSTS)), "--min-np", "1", "--max-np",
-                             str(RANKS), "--host-discovery-script", self.hosts.find, "--blacklist-cooldown-range", "1", "2", "--network-interfaces", "veth0",
-                             *self.program, self.hosts.folder])
+                             str(RANKS), "--host-discovery-script", self.hosts.find, "--blacklist-cooldown-range", "1", "2",
+                             "--network-interfaces", "veth0", *self.program, self.hosts.folder])
 
     def add(self, host):
         self.hosts.list(HOSTS)
