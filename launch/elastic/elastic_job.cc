@@ -72,10 +72,8 @@ class ElasticJob {
     Status status = output_.Open(options_, 0, /*again=*/false, env_);
     if (!status.ok()) return status;
     loop_.TakeSignals(Loop::UserSignals::kTaken, [this](int signal) { TakeSignal(signal); });
-    // Hosts may come later.
-    const bool alone = plan_.placement.local && options_.host_discovery_script.empty();
     variables_ = plan_.environment;
-    status = connections_.OpenFor(plan_, alone, &variables_);
+    status = connections_.OpenFor(plan_, plan_.placement.local, &variables_);
     if (std::string folder = CurrentFolder(); !folder.empty()) {
       variables_.emplace_back(kFolderVariable, std::move(folder));
     }
@@ -459,7 +457,7 @@ class ElasticJob {
       membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());
     }
     for (const auto& [batch, end] : starters_.TakeEnded()) {
-      NoteNotStarted(batch, "it was not started: what starts it " + EndText(end));
+      NoteNotStarted(batch, "was not started: what starts it " + EndText(end));
     }
   }
 

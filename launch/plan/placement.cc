@@ -139,7 +139,9 @@ Status Place(const LaunchOptions& options, const core::EnvironmentView& env,
     return WrongPlace(
         "--oversubscribe cannot be given where only some slots of a host were chosen");
   }
+  // A script may name other hosts later.
   placement.local =
+      options.host_discovery_script.empty() &&
       std::all_of(placement.hosts.begin(), placement.hosts.end(),
                   [&](const Host& host) { return IsThisMachine(host.name, machine); });
   *out = std::move(placement);

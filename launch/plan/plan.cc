@@ -129,6 +129,7 @@ void ChooseChecks(const PlanWriter& writer, Plan* plan) {
   for (const Host& host : plan->placement.hosts) {
     if (!IsThisMachine(host.name, input.machine)) plan->to_check.push_back(host.name);
   }
+  if (plan->to_check.empty()) return;  // others come later
   plan->reasons.push_back({"asked before the start, over ssh", Joined(plan->to_check, ", ")});
   // There the launcher may be up before the workers are.
   const bool in_operator = input.environment.Find("K_MPI_JOB_ROLE").has_value();

@@ -66,6 +66,7 @@ std::string Follow(const PlanInput& input, const Placement& placement, Networks*
     if (!route->direct) why_not = host.name + " lies behind a router";
     if (networks->subnet != route->subnet) why_not = host.name + " lies in a network of its own";
   }
+  if (why_not.empty() && networks->interfaces.empty()) why_not = "no other host is known yet";
   return why_not;
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# An elastic job on two hosts of two ranks: a rank is killed, a host loses all its processes, its link goes down, its name leaves
-# the list of the hosts and comes back, and sirtakirun is killed. The others train on each time, and all are there in the end.
+# An elastic job on two hosts of two ranks: one host comes later, a rank is killed, a host loses all its processes, its link goes
+# down, its name leaves the list of the hosts and comes back, and sirtakirun is killed. The others train on each time, and all are
+# there in the end.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
@@ -20,7 +21,7 @@ output=$hosts_state/output
 printf '#!/bin/sh\ncat %s/list\n' "$hosts_state" >"$hosts_state/find.sh"
 chmod +x "$hosts_state/find.sh"
 list() { printf '%s\n' "$@" >"$hosts_state/list.new" && mv "$hosts_state/list.new" "$hosts_state/list"; }
-list h1:2 h2:2
+list h1:2
 
 on_host 1 "$sirtakirun" --host-discovery-script "$hosts_state/find.sh" --blacklist-cooldown-range 1,2 \
   --ping-interval 0.5s --peer-timeout 2s --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 \
@@ -41,12 +42,15 @@ pid_of() { sed -n "s/^\[$1\] pid //p" "$output"; }
 # The newest worker that the generation of `line` has on the host.
 worker_on() { sed -E "s/.*[ ,]([0-9]+-)?([0-9]+) on host $1.*/\2/" <<<"${line#*:}"; }
 
-comes 'generation 1: 4 ranks: workers 0-1 on host h1, 2-3 on host h2'
+comes 'generation 1: 2 ranks: workers 0-1 on host h1'
+comes 'begins . 2 '
+list h1:2 h2:2
+comes 'generation 2: 4 ranks: workers 0-1 on host h1, 2-3 on host h2'
 comes 'epoch [0-9]+ 4'
 
 echo "--- a rank is killed"
 on_host 2 kill -KILL "$(pid_of 3)"
-comes 'generation 1 is over: worker 3 on host h2: died of SIGKILL'
+comes 'generation 2 is over: worker 3 on host h2: died of SIGKILL'
 comes 'begins . 3 '
 comes 'generation [0-9]+: 4 ranks'
 worker=$(worker_on h2)
