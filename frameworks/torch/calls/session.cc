@@ -130,6 +130,15 @@ void EndSave(int /*code*/, void* /*unused*/) {
   if (const auto save = state ? state->TakeSave() : nullptr) LogIfFailed(save->End());
 }
 
+// Whether an init() that has failed may go well with other ranks: in an elastic job some may have been
+// lost meanwhile. After that many in a row it is something else.
+bool MayPass(const Error& error, int* failed) {
+  constexpr int kMost = 10;
+  const bool is_of_program =
+      error.code() == ErrorCode::InvalidArgument || error.code() == ErrorCode::Mismatch;
+  return detail::IsElastic() && !is_of_program && ++*failed < kMost;
+}
+
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
 void Start(const InitOptions& options, const std::vector<std::string>& args,
            std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
@@ -155,17 +164,21 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     return;
   }
   std::shared_ptr<session::Session> session;
-  detail::ThrowIfError(session::Session::CreateOfProcess(start, &session));
-  SetIntraOpThreads(*session, start.environment);
-  TakeTensorsFromPool(*session);
-  const auto state = std::make_shared<detail::SessionState>(session);
-  try {
-    detail::AddInitialSets(
-        options.process_sets(),
-        std::chrono::ceil<std::chrono::milliseconds>(session->config().start_timeout), state);
-  } catch (const Error&) {  // on every rank
-    (void)session->Shutdown("init() has failed");
-    throw;
+  std::shared_ptr<detail::SessionState> state;
+  for (int failed = 0; !state;) {
+    detail::ThrowIfError(session::Session::CreateOfProcess(start, &session));
+    SetIntraOpThreads(*session, start.environment);
+    TakeTensorsFromPool(*session);
+    state = std::make_shared<detail::SessionState>(session);
+    try {
+      detail::AddInitialSets(
+          options.process_sets(),
+          std::chrono::ceil<std::chrono::milliseconds>(session->config().start_timeout), state);
+    } catch (const Error& error) {  // on every rank
+      (void)session->Shutdown("init() has failed");
+      if (!MayPass(error, &failed)) throw;
+      state = nullptr;
+    }
   }
   // What is registered last runs first: the session ends between these two.
   const bool is_first = std::exchange(own.fork_generation, core::ForkGeneration()) < 0;
