@@ -430,7 +430,7 @@ def test_run_leaves_other_errors_alone(rank, size):
 BASE = pathlib.Path(__file__).parents[2] / "core" / "base"
 CODES = re.findall(r"^  k(\w+)", re.search(r"enum class StatusCode.*?};", (BASE / "status.h").read_text(), re.DOTALL)[0], re.MULTILINE)
 NAMES = re.findall(r'"([^"]+)"', re.search(r"kNames\[\] = {(.*?)}", (BASE / "status.cc").read_text(), re.DOTALL)[1])
-assert len(CODES) == len(NAMES) == 12
+assert len(CODES) == len(NAMES) == 13
 OF_THE_JOB = [dict(zip(CODES, NAMES))[code] for code in ("ShutDown", "PeerLost", "TimedOut", "Aborted", "Backend", "Protocol")]
 
 
