@@ -8,6 +8,7 @@ import torch
 
 import sirtaki.torch as hvd
 import support
+from sirtaki.torch._library import _C
 
 
 def training(rank):
@@ -272,6 +273,37 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when):
         schedule.step()
     for found, wanted in zip(model.parameters(), alone.parameters()):
         support.assert_close(found, wanted, 1e-5)
+
+
+def job_has_failed():
+    try:
+        _C.check_job()
+    except hvd.HorovodInternalError:
+        return True
+    return False
+
+
+def test_a_step_that_all_have_made_is_kept_when_the_job_fails_behind_it(rank, size):
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        while state.at < 2:
+            one_step(model, optimizer, support.batches(rank, 2)[state.at])
+            state.at += 1
+            if len(calls) == 1:
+                hvd.barrier()  # all have made it
+                if rank == size - 1:
+                    hvd.abort("on purpose")
+                support.await_true(job_has_failed)
+            state.step()
+
+    train(state)
+    assert calls == [0, 1]
+    support.assert_same_everywhere(hvd, model.parameters())
 
 
 def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):

@@ -13,8 +13,19 @@ import torch
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import check_steps, is_cut, steps_of
+from sirtaki.torch._structures import tensors_of
 
 from .sampler import ElasticSampler
+
+
+def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
+    """Waits until the GPUs have made what was launched for these tensors. What a collective has left there that was broken off is
+    known then, and is the job's error."""
+    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    for device in devices:
+        torch.cuda.synchronize(device)
+    if devices and not _C.is_deferred():  # before run() an elastic job has no collectives
+        _C.check_job()
 
 
 class _Steps:
@@ -221,6 +232,9 @@ class _TrainingHandler(_StateDictHandler):
     def _parameters(self) -> Iterable[torch.Tensor]:
         raise NotImplementedError
 
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        return self._parameters()
+
     def _parts(self) -> Iterable[Any]:
         return [self.value]
 
@@ -228,6 +242,9 @@ class _TrainingHandler(_StateDictHandler):
 class ModelStateHandler(_TrainingHandler):
     def _parameters(self) -> Iterable[torch.Tensor]:
         return self.value.parameters()
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        return (*self.value.parameters(), *self.value.buffers())
 
     def _parts(self) -> Iterable[Any]:
         """A DistributedDataParallel may be the module itself, or in it."""
@@ -373,15 +390,19 @@ class TorchState(ObjectState):
     def step(self) -> None:
         if not self._knows_steps():
             return
-        if any(parameter.is_cuda for handler in self._of(OptimizerStateHandler) for parameter in handler._parameters()):
-            torch.cuda.synchronize()  # what a step has launched may be broken off
+        await_gpus(self._tensors())  # what a step has launched may be broken off
         self._steps.stepped_at = -1  # until all is kept
         kept = copy.deepcopy(self._now())
         for handler in self._of(_StateDictHandler):
             handler.save_step()
-        _C.check_job()
         self._kept_at_step = kept
         self._steps.note_step()
+        _C.check_job()  # of the next step; on the CPU this one is made
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        for handler in self._of(_TrainingHandler):
+            yield from handler._tensors()
+        yield from tensors_of(self._now())
 
     def _of(self, kind: Type[Handler]) -> List[Handler]:
         return [handler for handler in self._handlers.values() if isinstance(handler, kind)]
