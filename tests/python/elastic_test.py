@@ -224,9 +224,13 @@ def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
 
 @pytest.mark.parametrize("who", ["all", "last", "first"])
 @pytest.mark.parametrize("when", ["before it", "within it"])
-def test_run_goes_back_to_the_last_step(rank, size, who, when):
+@pytest.mark.parametrize("wrapped", ["optimizer", "module"])
+def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
     """All state is that of a rank that is farthest, and that no optimizer's step has changed since."""
     model, optimizer = training(0)
+    if wrapped == "module":
+        model = hvd.DistributedDataParallel(support.net(seed=0))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     norm = torch.nn.BatchNorm1d(4, affine=False)  # counts what it has seen
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
     state = hvd.elastic.TorchState(model=model, norm=norm, optimizer=optimizer, scheduler=scheduler, at=0, begun=[])

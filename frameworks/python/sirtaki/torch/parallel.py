@@ -123,8 +123,12 @@ class DistributedDataParallel(torch.nn.Module):
             shard_over="all",
         )
         self._reducer: Optional[_C.ModuleReducer] = None
-        if not is_deferred:
-            self._sirtaki_rebuild()
+        if is_deferred:  # elastic.run() sets it up, and gives all ranks the same state
+            return
+        self._sirtaki_rebuild()
+        tensors: List[Tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+        if tensors and init_sync:
+            _C.broadcast_parameters(tensors, self._first_rank(), _impl_of(process_set))
 
     def __getstate__(self) -> Dict[str, Any]:
         return {**self.__dict__, "_settings": None, "_reducer": None}
@@ -137,7 +141,8 @@ class DistributedDataParallel(torch.nn.Module):
         return self._settings, self._reducer
 
     def _sirtaki_rebuild(self) -> None:
-        """Makes the reduction, and again after another init(). A copy has none. Collective."""
+        """Makes the reduction, and again after another init(). A copy has none. It broadcasts nothing: elastic.run() first has
+        to find the rank that is farthest. Collective."""
         if self._settings is None:
             return
         mine = (self._broadcasts_buffers, self._init_sync)
@@ -147,9 +152,6 @@ class DistributedDataParallel(torch.nn.Module):
                 f"DistributedDataParallel: broadcast_buffers or init_sync differs between the ranks: {of_ranks}"
             )
         self._make_reducer()
-        tensors: List[Tuple[str, torch.Tensor]] = [*self.module.named_parameters(), *self.module.named_buffers()]
-        if tensors and self._init_sync:
-            _C.broadcast_parameters(tensors, self._first_rank(), _impl_of(self._process_set))
 
     def _make_reducer(self) -> None:
         assert self._settings is not None
