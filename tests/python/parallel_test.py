@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sirtaki.torch as hvd
 import support
+from sirtaki.torch._library import _C
 
 SEVERAL = pytest.mark.skipif(hvd.size() == 1, reason="one rank reduces nothing")
 
@@ -334,3 +335,11 @@ def test_after_the_session_it_says_so(rank):
     support.reinit(hvd)
     with pytest.raises(hvd.NotInitializedError):
         wrapped(torch.ones(1, 4))
+
+
+def test_one_of_an_elastic_job_is_not_used_before_run(monkeypatch):
+    monkeypatch.setattr(_C, "is_elastic", True)
+    monkeypatch.setattr(_C, "is_deferred", lambda: True)
+    wrapped = hvd.DistributedDataParallel(support.net(seed=0))
+    with pytest.raises(hvd.NotInitializedError, match=r"when elastic\.run\(\) begins: make it part of the state"):
+        wrapped(torch.zeros(1, 4))

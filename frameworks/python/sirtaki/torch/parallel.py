@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
 
 import torch
 
-from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, UnsupportedError
+from sirtaki.common.exceptions import InvalidArgumentError, MismatchError, NotInitializedError, UnsupportedError
 from sirtaki.torch._hooks import BucketHook, GradBucket
 from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Settings, without_garbage
@@ -134,6 +134,11 @@ class DistributedDataParallel(torch.nn.Module):
         return {**self.__dict__, "_settings": None, "_reducer": None}
 
     def _own(self) -> Tuple[Settings, _C.ModuleReducer]:
+        if _C.is_elastic and self._settings is not None and self._reducer is None:
+            raise NotInitializedError(
+                "a DistributedDataParallel of an elastic job is set up when elastic.run() begins: make it part of the state, as in "
+                "elastic.TorchState(model=model), and use it in the function that run() calls"
+            )
         if self._settings is None or self._reducer is None:
             raise InvalidArgumentError(
                 "this copy of a DistributedDataParallel averages no gradients: use its .module, or wrap that again"
