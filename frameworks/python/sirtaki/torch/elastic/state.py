@@ -24,7 +24,7 @@ def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     for device in devices:
         torch.cuda.synchronize(device)
-    if devices and not _C.is_deferred():  # before run() an elastic job has no collectives
+    if devices and _C.is_initialized() and not _C.is_deferred():  # before run() an elastic job has no collectives
         _C.check_job()
 
 
@@ -361,6 +361,7 @@ class TorchState(ObjectState):
         super().__init__(**{name: value for name, value in given.items() if name not in self._handlers})
 
     def save(self) -> None:
+        await_gpus(self._tensors())  # the copies before stay where the job has failed
         for handler in self._handlers.values():
             handler.save()
         super().save()
@@ -376,9 +377,12 @@ class TorchState(ObjectState):
         # A fault on the way leaves the copies as they were, all of one commit.
         for handler in self._handlers.values():
             handler.sync()
-        super().sync()
+        values = self._bcast_object(self._now()) if self._saved_state else {}
+        await_gpus(self._tensors())
         for handler in self._handlers.values():
             handler.save()
+        self._saved_state = values
+        self._bring_back(copy.deepcopy)
         self._steps.note_commit(self._steps.place)
 
     def reset(self) -> None:
