@@ -310,6 +310,35 @@ def test_a_step_that_all_have_made_is_kept_when_the_job_fails_behind_it(rank, si
     support.assert_same_everywhere(hvd, model.parameters())
 
 
+def test_a_rank_that_has_received_a_part_of_a_state_is_at_no_step(rank, size):
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        if len(calls) > 1:
+            return
+        one_step(model, optimizer, support.batches(rank)[0])
+        state.at += 1
+        if rank > 0:
+            state.step()
+        synchronize, state._handlers["optimizer"].sync = state._handlers["optimizer"].sync, fail
+        try:
+            state.sync()
+        finally:
+            state._handlers["optimizer"].sync = synchronize
+
+    def fail():
+        raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [0, 0]
+    assert all(map(torch.equal, model.parameters(), first))
+
+
 def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):
     model, optimizer = training(0)
     other = torch.nn.Linear(2, 2)  # in no optimizer of the state

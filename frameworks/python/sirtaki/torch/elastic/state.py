@@ -350,6 +350,8 @@ class TorchState(ObjectState):
     """The state of a training: models, optimizers, schedulers and samplers are kept by their state_dict, all else as
     ObjectState keeps it. Each is an attribute of the name that it is given by."""
 
+    _root_rank = 0  # whose state sync() gives to all
+
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
                  **kwargs: Any):
         given = {**kwargs, "model": model, "optimizer": optimizer}
@@ -374,6 +376,7 @@ class TorchState(ObjectState):
         self._steps.note_commit(self._steps.committed_at)
 
     def sync(self) -> None:
+        self._steps.is_receiving = hvd.rank() != self._root_rank
         # A fault on the way leaves the copies as they were, all of one commit.
         for handler in self._handlers.values():
             handler.sync()
@@ -444,16 +447,18 @@ class TorchState(ObjectState):
         self._steps.note_commit(max(places))
 
     def _sync_from(self, root_rank: int) -> None:
-        for handler in self._of(_StateDictHandler):
-            handler.root_rank = root_rank
-        self._bcast_object = functools.partial(hvd.broadcast_object, root_rank=root_rank)
-        self._steps.is_receiving = hvd.rank() != root_rank
+        broadcast = self._bcast_object
+        self._set_root(root_rank, functools.partial(hvd.broadcast_object, root_rank=root_rank))
         try:
             self.sync()
         finally:
-            self._bcast_object = hvd.broadcast_object
-            for handler in self._of(_StateDictHandler):
-                handler.root_rank = 0
+            self._set_root(0, broadcast)
+
+    def _set_root(self, root_rank: int, broadcast: Callable[[Any], Any]) -> None:
+        self._root_rank = root_rank
+        self._bcast_object = broadcast
+        for handler in self._of(_StateDictHandler):
+            handler.root_rank = root_rank
 
     def __setattr__(self, name: str, value: Any) -> None:
         handler = self.__dict__.get("_handlers", {}).get(name)
