@@ -339,6 +339,36 @@ def test_a_rank_that_has_received_a_part_of_a_state_is_at_no_step(rank, size):
     assert all(map(torch.equal, model.parameters(), first))
 
 
+def test_a_state_with_a_save_of_its_own_goes_back_to_its_commit(rank):
+    class Counting(hvd.elastic.TorchState):
+        kept = 0
+
+        def save(self):
+            super().save()
+            self.kept = self.at
+
+        def restore(self):
+            super().restore()
+            assert self.at == self.kept
+
+    model, optimizer = training(0)
+    state = Counting(model=model, optimizer=optimizer, at=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append((state.at, state.kept))
+        if len(calls) == 1:
+            state.at = 1
+            state.commit()
+            state.at = 2
+            state.step()
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [(0, 0), (1, 1)]
+
+
 def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):
     model, optimizer = training(0)
     other = torch.nn.Linear(2, 2)  # in no optimizer of the state
