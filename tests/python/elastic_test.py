@@ -369,6 +369,35 @@ def test_a_state_with_a_save_of_its_own_goes_back_to_its_commit(rank):
     assert calls == [(0, 0), (1, 1)]
 
 
+class Around(torch.optim.Optimizer):
+    """As some libraries wrap an optimizer."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.param_groups = inner.param_groups
+        self.state = inner.state
+
+    def step(self, closure=None):
+        self.inner.step(closure)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+def test_a_step_is_not_kept_with_an_optimizer_that_tells_of_none():
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=Around(optimizer), at=1)
+    state.commit()
+    state.at = 2
+    state.step()
+    state._go_back()
+    assert state.at == 1
+
+
 def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):
     model, optimizer = training(0)
     other = torch.nn.Linear(2, 2)  # in no optimizer of the state

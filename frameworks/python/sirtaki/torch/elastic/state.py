@@ -288,6 +288,10 @@ class OptimizerStateHandler(_TrainingHandler):
         self.value.register_step_pre_hook(begin)
         self._watched = self.value
 
+    def tells_steps(self) -> bool:
+        """Wrappers that have not called Optimizer.__init__() have no hooks."""
+        return hasattr(self.value, "_optimizer_step_pre_hooks")
+
     def is_sharded(self) -> bool:
         settings = getattr(self.value, "_sirtaki_settings", None)
         return settings is not None and bool(settings.rest["shard"])
@@ -423,7 +427,9 @@ class TorchState(ObjectState):
     def _knows_steps(self) -> bool:
         """Whether all parameters are those of optimizers that tell when they begin a step."""
         optimizers = self._of(OptimizerStateHandler)
-        if not self._takes_newest() or any(optimizer.is_sharded() for optimizer in optimizers):
+        if not self._takes_newest():
+            return False
+        if any(optimizer.is_sharded() or not optimizer.tells_steps() for optimizer in optimizers):
             return False
         for optimizer in optimizers:
             optimizer.watch(self._steps)
