@@ -232,8 +232,10 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
         model = hvd.DistributedDataParallel(support.net(seed=0))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     norm = torch.nn.BatchNorm1d(4, affine=False)  # counts what it has seen
+    teacher = support.net(seed=1).requires_grad_(False)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-    state = hvd.elastic.TorchState(model=model, norm=norm, optimizer=optimizer, scheduler=scheduler, at=0, begun=[])
+    state = hvd.elastic.TorchState(model=model, norm=norm, teacher=teacher, optimizer=optimizer, scheduler=scheduler,
+                                   at=0, begun=[])
     calls = []
     fails = {"all": True, "last": rank == size - 1, "first": rank == 0}[who]
 
@@ -249,6 +251,7 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
             optimizer.zero_grad()
             batch = support.batches(rank, 6)[state.at]
             norm(batch[0])
+            follow(teacher, model)
             loss = support.loss_of(model, batch)
             pass_by("before it")
             loss.backward()
@@ -272,11 +275,95 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
     alone = support.net(seed=0)
     one = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(one, 2, gamma=0.5)
+    alone_teacher = support.net(seed=1)
     for batch in support.joined(size, 6):
+        follow(alone_teacher, alone)
         one_step(alone, one, batch)
         schedule.step()
-    for found, wanted in zip(model.parameters(), alone.parameters()):
+    for found, wanted in zip([*model.parameters(), *teacher.parameters()], [*alone.parameters(), *alone_teacher.parameters()]):
         support.assert_close(found, wanted, 1e-5)
+
+
+def follow(teacher, model):
+    """As the forward() of some models does."""
+    for followed, parameter in zip(teacher.parameters(), model.parameters()):
+        followed.data.lerp_(parameter.data, 0.5)
+
+
+@pytest.mark.parametrize("what", ["nothing", "the weights are set", "the optimizer's parameters are in no model"])
+def test_a_step_counts_until_its_parameters_change(rank, what):
+    model, optimizer = training(0)
+    optimizer.zero_grad()
+    given = model if "no model" not in what else None
+    state = hvd.elastic.TorchState(model=given, optimizer=optimizer, at=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        if len(calls) > 1:
+            return
+        one_step(model, optimizer, support.batches(rank)[0])
+        state.at = 1
+        state.step()
+        if what == "the weights are set":
+            with torch.no_grad():
+                model[0].weight.zero_()
+        raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [0, 1 if what == "nothing" else 0]
+    if what == "the weights are set":
+        assert all(map(torch.equal, model.parameters(), support.net(seed=0).parameters()))
+
+
+def test_a_step_counts_after_a_second_fault(rank):
+    """The root of a sync() that has broken off is still where it was."""
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)
+    handler = state._handlers["optimizer"]
+    synchronize = handler.sync
+    calls = []
+
+    def fail_once():
+        handler.sync = synchronize
+        raise hvd.HorovodInternalError("on purpose, when the model was sent")
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        if len(calls) == 1:
+            one_step(model, optimizer, support.batches(rank)[0])
+            state.at = 1
+            state.step()
+            handler.sync = fail_once
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [0, 1]
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+def test_a_buffer_that_another_has_replaced_comes_back(rank):
+    model, optimizer = training(0)
+    model[1].register_buffer("longer", torch.zeros(1), persistent=False)
+    model[1].register_buffer("later", None, persistent=False)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        if len(calls) == 1:
+            state.at = 1
+            state.step()
+            model[1].longer = torch.ones(2)
+            model[1].later = torch.ones(2)
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == [0, 1]
+    assert model[1].longer.tolist() == [0] and model[1].later is None
 
 
 def job_has_failed():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import torch
 
@@ -94,11 +94,12 @@ class State:
     def step(self) -> None:
         """Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the last step()
         of a rank that is left, where that came after the last commit(). A TorchState keeps a copy of everything but
-        parameters and optimizers' state, which lie there unchanged until the next step of an optimizer; ranks that have
-        begun that take the state of one that has not, or has called step() again. So it costs little. It does nothing,
-        and run() goes back to the last commit(), where trained parameters of the state's models are in no optimizer of
-        it, where an optimizer is sharded, and with states and handlers of other kinds. All ranks call it alike; not
-        collective."""
+        trained parameters and optimizers' state, which lie there unchanged until the next step of an optimizer; ranks that
+        have begun that, or have changed parameters otherwise, take the state of one that has not, or has called step()
+        again. So it costs little, except with large models that are not trained. It does nothing, and run() goes back to
+        the last commit(), where a model's trained parameters are in no optimizer of the state, or an optimizer's in no model
+        of it, where an optimizer is sharded or has no hooks, and with states and handlers of other kinds. All ranks call it
+        alike, behind the step of the optimizer and not within an accumulation; not collective."""
 
     def _go_back(self) -> None:
         self.restore()
@@ -210,9 +211,13 @@ class _StateDictHandler(StateHandler):
     def sync(self) -> None:
         self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=self.root_rank))
 
-    def save_step(self) -> None:
-        """Copies what is not changed by an optimizer's own steps alone."""
+    def save_step(self, stepped: Set[torch.Tensor]) -> None:
+        """Copies what is not changed by an optimizer's own steps alone; ``stepped`` are the optimizers' parameters."""
         self._saved_at_step = copy.deepcopy(self.value.state_dict())
+
+    def may_restore_step(self) -> bool:
+        """Whether all that was not copied is still as it was."""
+        return True
 
     def restore_step(self) -> None:
         self.value.load_state_dict(copy.deepcopy(self._saved_at_step))
@@ -253,13 +258,33 @@ class ModelStateHandler(_TrainingHandler):
     def sync(self) -> None:
         hvd.broadcast_parameters(self.value.state_dict(), root_rank=self.root_rank)
 
-    def save_step(self) -> None:
-        self._buffers = {name: buffer.detach().clone() for name, buffer in self.value.named_buffers()}
+    def save_step(self, stepped: Set[torch.Tensor]) -> None:
+        self._others = {name: parameter.detach().clone() for name, parameter in self.value.named_parameters()
+                        if parameter not in stepped}
+        self._buffers = [(module, {name: None if buffer is None else buffer.detach().clone()
+                                   for name, buffer in module._buffers.items()}) for module in self.value.modules()]
+
+    def may_restore_step(self) -> bool:
+        now = dict(self.value.named_parameters())
+        return (all(name in now and now[name].shape == kept.shape for name, kept in self._others.items())
+                and all(set(module._buffers.keys()) == set(kept) for module, kept in self._buffers))
 
     def restore_step(self) -> None:
+        now = dict(self.value.named_parameters())
         with torch.no_grad():
-            for name, buffer in self.value.named_buffers():
-                buffer.copy_(self._buffers[name])
+            for name, kept in self._others.items():
+                now[name].copy_(kept)
+            for module, buffers in self._buffers:
+                for name, buffer in buffers.items():
+                    _put_buffer(module, name, buffer)
+
+
+def _put_buffer(module: torch.nn.Module, name: str, kept: Optional[torch.Tensor]) -> None:
+    now = module._buffers[name]
+    if now is not None and kept is not None and (now.shape, now.dtype, now.device) == (kept.shape, kept.dtype, kept.device):
+        now.copy_(kept)
+    else:  # the module has put another one in its place
+        module._buffers[name] = None if kept is None else kept.clone()
 
 
 class OptimizerStateHandler(_TrainingHandler):
@@ -267,9 +292,20 @@ class OptimizerStateHandler(_TrainingHandler):
 
     _watched: Any = None
 
-    def save_step(self) -> None:
+    def save_step(self, stepped: Set[torch.Tensor]) -> None:
         groups = self.value.param_groups
         self._groups = copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in groups])
+        self._noted = [parameter for parameter in self._parameters() if parameter in stepped]
+        self._count = len(list(self._parameters()))
+        self.note_versions()
+
+    def note_versions(self) -> None:
+        """They tell of changes that are not the optimizer's: of weights that were loaded or clipped, of another's step."""
+        self._versions = [parameter._version for parameter in self._noted]
+
+    def may_restore_step(self) -> bool:
+        return (len(list(self._parameters())) == self._count
+                and [parameter._version for parameter in self._noted] == self._versions)
 
     def restore_step(self) -> None:
         for group, kept in zip(self.value.param_groups, self._groups):
@@ -404,8 +440,9 @@ class TorchState(ObjectState):
         await_gpus(self._tensors())  # what a step has launched may be broken off
         self._steps.stepped_at = -1  # until all is kept
         kept = copy.deepcopy(self._now())
+        stepped = self._stepped()
         for handler in self._of(_StateDictHandler):
-            handler.save_step()
+            handler.save_step(stepped)
         self._kept_at_step = kept
         self._steps.note_step()
         _C.check_job()  # of the next step; on the CPU this one is made
@@ -425,7 +462,7 @@ class TorchState(ObjectState):
         return ours and all(type(handler) in kinds for handler in self._handlers.values())
 
     def _knows_steps(self) -> bool:
-        """Whether all parameters are those of optimizers that tell when they begin a step."""
+        """Whether trained parameters are the models', and those of optimizers that tell when they begin a step."""
         optimizers = self._of(OptimizerStateHandler)
         if not self._takes_newest():
             return False
@@ -433,18 +470,26 @@ class TorchState(ObjectState):
             return False
         for optimizer in optimizers:
             optimizer.watch(self._steps)
-        known = {parameter for optimizer in optimizers for parameter in optimizer._parameters()}
-        return all(parameter in known or not parameter.requires_grad
-                   for model in self._of(ModelStateHandler) for parameter in model._parameters())
+        stepped = self._stepped()
+        of_models = {parameter for model in self._of(ModelStateHandler) for parameter in model._parameters()}
+        return stepped <= of_models and not any(parameter.requires_grad for parameter in of_models - stepped)
+
+    def _stepped(self) -> Set[torch.Tensor]:
+        return {parameter for optimizer in self._of(OptimizerStateHandler) for parameter in optimizer._parameters()
+                if parameter.requires_grad}
 
     def _go_back(self) -> None:
-        if not self._steps.may_go_back():
+        if not self._is_at_step():
             return super()._go_back()
         for handler in self._of(_StateDictHandler):
             handler.restore_step()
         for name, value in copy.deepcopy(self._kept_at_step).items():
             setattr(self, name, value)
         self._steps.place = self._steps.stepped_at
+
+    def _is_at_step(self) -> bool:
+        """Whether what the step() before has not copied is still as it was then."""
+        return self._steps.may_go_back() and all(handler.may_restore_step() for handler in self._of(_StateDictHandler))
 
     def _sync_newest(self) -> None:
         if not self._takes_newest():
@@ -455,9 +500,15 @@ class TorchState(ObjectState):
 
     def _sync_from(self, root_rank: int) -> None:
         broadcast = self._bcast_object
+        is_at_step = self._is_at_step()
         self._set_root(root_rank, functools.partial(hvd.broadcast_object, root_rank=root_rank))
         try:
             self.sync()
+        except Exception:
+            if is_at_step:  # for the root it counts as a change, too, that it has given its own
+                for handler in self._of(OptimizerStateHandler):
+                    handler.note_versions()
+            raise
         finally:
             self._set_root(0, broadcast)
 
