@@ -191,6 +191,29 @@ def test_a_scheduler_that_was_made_before_wrapping_goes_on_after_a_restore():
     assert base.state is optimizer.state
 
 
+def test_run_goes_back_to_what_it_began_with(rank):
+    """A program may load a checkpoint when it has made the state."""
+    state = hvd.elastic.TorchState(model=support.net(seed=1), at=0)
+    loaded = support.net(seed=0)
+    state.model.load_state_dict(loaded.state_dict())
+    state.at = 7
+    state._handlers["model"].sync = lambda: fail_once()
+    synchronize = hvd.elastic.state.ModelStateHandler.sync
+    calls = []
+
+    def fail_once():
+        state._handlers["model"].sync = lambda: synchronize(state._handlers["model"])
+        raise hvd.HorovodInternalError("on purpose")
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append(state.at)
+        assert all(map(torch.equal, state.model.parameters(), loaded.parameters()))
+
+    train(state)
+    assert calls == [7]
+
+
 @pytest.mark.parametrize("failing", ["all", "last"])
 def test_run_goes_back_to_the_commit_after_an_error(rank, size, failing):
     """An error on one rank ends what the others wait for."""

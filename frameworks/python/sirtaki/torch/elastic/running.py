@@ -43,12 +43,14 @@ def reset() -> None:
 
 
 def run(func: Function) -> Function:
-    """Decorates `func(state, ...)` so that it goes on after an error. Before the call, state.sync() gives all ranks
-    what rank 0 has. Collective.
+    """Decorates `func(state, ...)` so that it goes on after an error. Before the call, state.save() keeps what it begins
+    with, and all ranks get the state of the lowest rank that is farthest by state.step() and state.commit(): of rank 0 at
+    the start, and always where the state has a save(), restore() or sync() of its own. Collective.
 
     When `func` raises HorovodInternalError, on one rank or on all, every rank joins the job again, goes back to its
-    last commit (state.restore()), or to the last state.step(), calls the state's reset callbacks and then `func` again. After
-    HostsUpdatedInterrupt it does the same, but restores nothing. Every other exception goes to the caller,
+    last state.step() if nothing is changed since, or else to its last commit (state.restore()), calls the state's reset
+    callbacks, takes the state of the farthest and calls `func` again. After HostsUpdatedInterrupt it does the same, but
+    restores nothing. Every other exception goes to the caller,
     MismatchError among them, and so does the error that comes three times, in an elastic job ten times, without a
     commit or the loss of a rank in between.
 
@@ -69,12 +71,16 @@ def run(func: Function) -> Function:
 
 
 def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> Any:
+    must_save = True
     skip_sync = False
     must_reset = False
     must_restore = False
     must_make = _C.is_elastic  # what was made before
     while True:
         try:
+            if must_save:  # what the program has loaded, say, since it made the state
+                must_save = False
+                state.save()
             if must_reset:
                 reset()
             if must_restore:  # only now nothing of the job before writes to it any more
