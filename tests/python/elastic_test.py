@@ -560,6 +560,23 @@ def test_run_lets_go_the_gradients_of_a_step_that_was_not_made(rank, size):
             support.assert_close(found, wanted, 1e-5)
 
 
+def test_run_makes_no_gradients(rank):
+    model = support.net(seed=0)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    calls = []
+
+    @hvd.elastic.run
+    def train(state):
+        calls.append([parameter.grad for parameter in model.parameters()])
+        if len(calls) == 1:
+            support.loss_of(model, support.batches(rank)[0]).backward()
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    assert calls == 2 * [4 * [None]]
+
+
 def test_run_within_run_is_refused(rank):
     state = hvd.elastic.ObjectState(step=0)
     inner = hvd.elastic.run(lambda state: state.step)

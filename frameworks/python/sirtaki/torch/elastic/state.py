@@ -347,7 +347,10 @@ class OptimizerStateHandler(_TrainingHandler):
         if self.is_sharded():
             # Ranks commit by themselves: what one has committed last may be another's last but one.
             check_steps(steps_of(self.value), hvd.global_process_set, whole_is_given=True)
+        without = [parameter for parameter in self._parameters() if parameter.grad is None]
         hvd.broadcast_optimizer_state(self.value, root_rank=self.root_rank)
+        for parameter in without:  # zeros in their place would let weight decay change what a step does not reach
+            parameter.grad = None
 
 
 class LRSchedulerStateHandler(_StateDictHandler):
