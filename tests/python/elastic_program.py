@@ -39,6 +39,13 @@ def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 
 
+def make_counter():
+    """Its weight goes down by 1 with each step of an optimizer, as no other state of a rank can tell."""
+    counter = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(counter.weight)
+    return counter
+
+
 def make_data():
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(SAMPLES, 6, generator=generator)
@@ -53,10 +60,14 @@ def main(enough, mode=""):
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
     model = make_net()
-    optimizer = hvd.DistributedOptimizer(make_optimizer(model), model.named_parameters())
+    counter = make_counter()
+    local = make_optimizer(model)
+    local.add_param_group({"params": counter.parameters(), "lr": 1.0, "momentum": 0.0})
+    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)])
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0, trained=[], filled=0, steps=0)
+    state = hvd.elastic.TorchState(model=model, counter=counter, optimizer=optimizer, sampler=sampler,
+                                   epoch=0, trained=[], filled=0, steps=0)
     leaves = Leaves(generations)
 
     if mode == "lost before run" and hvd.rank() == 1:
@@ -68,6 +79,7 @@ def main(enough, mode=""):
             raise hvd.HorovodInternalError("on purpose")
         generation = _C.elastic_generation()
         say("begins", hvd.rank(), hvd.size(), state.epoch, state.steps, generation, digest(model))
+        check_counter(counter, state.steps)
         first = True
         while not hvd.broadcast_object(os.path.exists(enough)):
             left = SAMPLES - len(set(state.trained))
@@ -79,7 +91,7 @@ def main(enough, mode=""):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.mse_loss(model(inputs[ours]), targets[ours])
                 everyone = hvd.allgather_object((ours, loss.item()))
-                loss.backward()
+                (loss + counter.weight.sum()).backward()
                 optimizer.step()
                 sampler.record_batch(at // BATCH, len(ours))
                 state.trained = state.trained + sum((theirs for theirs, _ in everyone), [])
@@ -92,23 +104,31 @@ def main(enough, mode=""):
                 if mode == "steps":
                     state.step()
                 if mode != "steps" or state.steps % STEPS_OF_COMMIT == 0:
+                    say("commits", state.steps)
                     state.commit()
                 leaves.check(generation)
             check(state.trained, state.filled)
             state.epoch += 1
             state.trained = []
             sampler.set_epoch(state.epoch)
+            say("commits", state.steps)
             state.commit()
             if hvd.rank() == 0:
                 say("epoch", state.epoch, hvd.size())
         return state.steps
 
     steps = train(state)
+    check_counter(counter, steps)
     try:
         train(state)
     except hvd.InvalidArgumentError as error:
         say("again:", error)
     say("ends", hvd.rank(), hvd.size(), steps, digest(model))
+
+
+def check_counter(counter, steps):
+    made = -counter.weight.item()
+    assert abs(made - steps) < 0.5, f"the parameters have gone through {made} steps, the state tells of {steps}"
 
 
 def check(trained, filled):
