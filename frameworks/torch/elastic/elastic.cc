@@ -81,11 +81,15 @@ ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save&
   part.commit = CopyOfArchive(save, load);
   part.step = CopyOfArchive(save, load);
   part.sync = [save, load, key = detail::ElasticKey(part)](int root) {
+    std::string sent;
     detail::BroadcastSaved(
-        [&save](const detail::WriteBytes& write) {
+        [&save, &sent](const detail::WriteBytes& write) {
           OutputArchive archive;
           save(archive);
-          archive.save_to(write);
+          archive.save_to([&sent, &write](const void* from, std::size_t size) {
+            sent.append(static_cast<const char*>(from), size);
+            return write(from, size);
+          });
         },
         [&load](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
           InputArchive archive;
@@ -93,6 +97,11 @@ ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save&
           load(archive);
         },
         root, key, {});
+    if (rank() != root) return;
+    // What an object drops when it is loaded, say what its ranks have agreed on, all ranks drop.
+    InputArchive archive;
+    archive.load_from(sent.data(), sent.size(), c10::kCPU);
+    load(archive);
   };
   return part;
 }

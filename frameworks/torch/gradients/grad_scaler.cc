@@ -54,6 +54,13 @@ struct GradScaler::State {
 
   // Scales that differ would make gradients that differ, without a word.
   void AgreeOnSettings(const ProcessSet& set) {
+    const std::shared_ptr<detail::SessionState> session = detail::StateOf(given);
+    // Ranks that have come since the job was joined again have agreed on nothing.
+    if (agreed_in.lock() != session) {
+      agreed.clear();
+      met.clear();
+      agreed_in = session;
+    }
     if (agreed.count(set.id()) != 0) return;
     std::ostringstream settings;
     settings.precision(17);
@@ -61,7 +68,7 @@ struct GradScaler::State {
              << options.growth_interval() << " steps, " << good_steps
              << " of them made, backoff by " << options.backoff_factor();
     detail::AgreeOnList("GradScaler", {options.enabled() ? settings.str() : "disabled"}, "",
-                        detail::SessionSet(detail::StateOf(given), set));
+                        detail::SessionSet(session, set));
     agreed.insert(set.id());
   }
 
@@ -75,6 +82,7 @@ struct GradScaler::State {
   double scale = options.init_scale();
   std::int64_t good_steps = 0;
   std::set<std::uint32_t> agreed;  // sets whose ranks all have the same scale and options
+  std::weak_ptr<detail::SessionState> agreed_in;
   std::unordered_map<const torch::optim::Optimizer*, Met> met;  // unscaled since the last update
 };
 

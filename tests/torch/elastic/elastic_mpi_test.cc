@@ -290,6 +290,45 @@ TEST_F(ElasticRunTest, LetsGoTheGradientsOfAStepThatWasNotMade) {
   ExpectTrainedAsAlone(*wrapped.module(), kSteps);
 }
 
+TEST_F(ElasticRunTest, AScalerGoesOnInTheNextJob) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  GradScaler scaler(GradScalerOptions().init_scale(8));
+  int step = 0;
+  State state =
+      State().model(net).optimizer(optimizer).object("scaler", scaler).value("step", step);
+  elastic::run(state, [&] {
+    optimizer.zero_grad();
+    scaler.scale(Loss(net, BatchOfRank(step, rank()))).backward();
+    EXPECT_TRUE(scaler.step(optimizer));
+    scaler.update();
+    if (++step < 3) throw HostsUpdated();
+  });
+  EXPECT_EQ(step, 3);
+  ExpectTrainedAsAlone(net, step);
+}
+
+// What a scaler that is no part of the state has agreed on, it has with ranks that may have gone.
+TEST_F(ElasticRunTest, ScalersAgreeInEachJob) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  GradScaler scaler(GradScalerOptions().init_scale(8));
+  int calls = 0;
+  State state = State().model(net).optimizer(optimizer);
+  elastic::run(state, [&] {
+    scaler.scale(Loss(net, BatchOfRank(0, rank()))).backward();
+    if (++calls == 1) {
+      scaler.step(optimizer);
+      scaler.update();
+      if (rank() != 0) scaler = GradScaler(GradScalerOptions().init_scale(8));
+      throw HostsUpdated();
+    }
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { scaler.step(optimizer); }),
+                HasSubstr("1 of them made"));
+  });
+  EXPECT_EQ(calls, 2);
+}
+
 TEST_F(ElasticRunTest, WithinAnotherOneIsRefused) {
   SmallNet net;
   State state = State().model(net);

@@ -16,6 +16,7 @@
 
 #include "sirtaki/collectives.h"
 #include "sirtaki/data_parallel.h"
+#include "sirtaki/grad_scaler.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
@@ -266,6 +267,23 @@ TEST(ElasticStateTest, AnObjectThatCannotBeLoadedIsAnErrorOnAllRanks) {
     State state = State().sampler(sampler);
     EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { state.sync(); }),
                 HasSubstr("10 samples, this one has 11"));
+  });
+}
+
+TEST(ElasticStateTest, SyncLeavesAScalerAlikeOnAllRanks) {
+  RunTorchRanks(2, [](int rank) {
+    SmallNet net;
+    auto optimizer =
+        DistributedOptimizer(Adam(net.parameters(), AdamOptions(0.01)), net.named_parameters());
+    GradScaler scaler(GradScalerOptions().init_scale(8));
+    State state = State().object("scaler", scaler);
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      scaler.scale(Loss(net, BatchOfRank(step, rank))).backward();
+      EXPECT_TRUE(scaler.step(optimizer));
+      scaler.update();
+      state.sync();
+    }
   });
 }
 
