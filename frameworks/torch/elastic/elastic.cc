@@ -624,7 +624,8 @@ void ElasticAttempts::Begin() {
 
 bool ElasticAttempts::NoteError(const Error& error) {
   if (!EndsTheJob(error)) return false;
-  if (!run_.GoesOnAfterError(error.code() == ErrorCode::PeerLost, state_.commits())) return false;
+  if (!run_.GoesOnAfterError(error.code() == ErrorCode::PeerLost, state_.impl_->place))
+    return false;
   joins_again_ = restores_ = true;
   return true;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "core/base/log.h"
@@ -38,21 +39,23 @@ ElasticRun::ElasticRun() {
 
 ElasticRun::~ElasticRun() { is_training = false; }
 
-bool ElasticRun::GoesOnAfterError(bool peer_lost, std::int64_t commits) {
+bool ElasticRun::GoesOnAfterError(bool peer_lost, std::int64_t reached) {
   const bool is_elastic = IsElastic();
   const int generation = is_elastic ? ElasticGeneration() : 0;
   // In an elastic job the ends of other ranks are no failures of the program.
   const bool is_of_others = generation != generation_ &&
                             (peer_lost || !session::ElasticWorker::OfProcess().WhyOver().empty());
   generation_ = generation;
-  if (commits != commits_) failures_ = 0;
-  commits_ = commits;
+  if (is_of_others || reached > reached_) failures_ = 0;
+  reached_ = std::max(reached, reached_);
   if (!is_of_others) ++failures_;
   const int most = is_elastic ? kMostFailuresOfElastic : kMostFailures;
   if (failures_ < most) return true;
-  core::Log(core::LogLevel::kError,
-            "elastic::run() gives up: it has failed " + std::to_string(failures_) +
-                " times without a commit() or the loss of a rank in between, and would again");
+  core::Log(
+      core::LogLevel::kError,
+      "elastic::run() gives up: it has failed " + std::to_string(failures_) +
+          " times without a commit() or step() of its state or the loss of a rank in between, "
+          "and would again");
   return false;
 }
 

@@ -28,13 +28,14 @@ class SIRTAKI_API ElasticRun {
   ElasticRun(const ElasticRun&) = delete;
   ElasticRun& operator=(const ElasticRun&) = delete;
 
-  // Notes an error of the job, after so many commits. False: there were too many that no commit and no
-  // change of the ranks has parted, and the last one is the caller's. `peer_lost`: so it is said to be.
-  bool GoesOnAfterError(bool peer_lost, std::int64_t commits);
+  // Notes an error of the job. False: there were too many that no progress and no loss of a rank has
+  // parted, and the last one is the caller's. `peer_lost`: so it is said to be. `reached`: how far the
+  // training has come; to come farther than before is progress.
+  bool GoesOnAfterError(bool peer_lost, std::int64_t reached);
 
  private:
   int failures_ = 0;
-  std::int64_t commits_ = -1;  // when it failed last
+  std::int64_t reached_ = -1;  // the farthest
   int generation_ = 0;
 };
 
