@@ -26,17 +26,6 @@
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 
-namespace sirtaki::detail {
-namespace {
-
-// A GPU has made its copies when one element of the last one is here.
-void AwaitCopy(const at::Tensor& copy) {
-  if (!copy.is_cpu()) (void)copy.flatten().slice(0, 0, 1).cpu();
-}
-
-}  // namespace
-}  // namespace sirtaki::detail
-
 namespace sirtaki::elastic {
 namespace {
 
@@ -161,7 +150,6 @@ NamedCopies CopiesOf(const torch::nn::Module& module, bool with_parameters) {
   const at::NoGradGuard no_grad;
   NamedCopies copies = TensorsOf(module, with_parameters);
   for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
-  if (!copies.empty()) detail::AwaitCopy(copies.back().second);
   return copies;
 }
 
@@ -187,6 +175,29 @@ ElasticCopy CopyOfModule(torch::nn::Module& module, const std::string& title,
       },
   };
 }
+
+std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+// The streams on which the tensors are made have done that when an element of one is here.
+class Awaited {
+ public:
+  void Add(const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.is_cpu() || tensor.is_meta() || tensor.numel() == 0) return;
+    if (devices_.insert(tensor.device()).second) {
+      (void)tensor.detach().flatten().slice(0, 0, 1).cpu();
+    }
+  }
+  bool any() const { return !devices_.empty(); }
+
+ private:
+  std::unordered_set<c10::Device> devices_;
+};
 
 ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
   using Options = std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>;
@@ -235,10 +246,20 @@ struct State::Impl {
   void Restore(ElasticCopy ElasticPart::*which) const {
     for (const ElasticPart& part : parts) (part.*which).restore();
   }
+  // Returns when all GPUs that the state lies on have done what they were given. False: there is none.
+  bool AwaitGpus() const {
+    Awaited awaited;
+    for (const ElasticPart& part : parts) {
+      if (!part.tensors) continue;
+      for (const at::Tensor& tensor : part.tensors()) awaited.Add(tensor);
+    }
+    return awaited.any();
+  }
   // After a fault a GPU may have what a collective has left that was broken off. That is known when
   // all is copied, and the last copy stays.
   void Commit(std::int64_t at) {
     const Keep keep = Copy(&ElasticPart::commit);
+    (void)AwaitGpus();
     detail::ThrowIfError(detail::CurrentSession()->Check());
     NoteCommit(keep, at);
   }
@@ -249,17 +270,15 @@ struct State::Impl {
     stepped_at = -1;
   }
   void KeepStep() {
-    // What a step has launched may be broken off as well.
-    for (const auto* const optimizer : optimizers) {
-      for (const auto& group : optimizer->param_groups()) {
-        if (!group.params().empty()) detail::AwaitCopy(group.params().back().detach());
-      }
-    }
     const Keep keep = Copy(&ElasticPart::step);
-    detail::ThrowIfError(detail::CurrentSession()->Check());
+    const bool has_gpus = AwaitGpus();
+    const core::Status status = detail::CurrentSession()->Check();
+    // What the step has launched on a GPU may be broken off as well. On CPUs it is made.
+    if (has_gpus) detail::ThrowIfError(status);
     Replace(keep);
     stepped_at = ++place;
     begun = StepsBegun();
+    detail::ThrowIfError(status);
   }
   void RestoreCommit() {
     Restore(&ElasticPart::commit);
@@ -366,6 +385,12 @@ State& State::model(torch::nn::Module& module, const std::string& name) {
   part.name = detail::ElasticName("model", name);
   part.commit = CopyOfModule(module, part.name, /*with_parameters=*/true);
   part.step = CopyOfModule(module, part.name, /*with_parameters=*/false);
+  part.tensors = [&module] {
+    std::vector<at::Tensor> tensors;
+    for (const auto& [_, tensor] : TensorsOf(module, /*with_parameters=*/true))
+      tensors.push_back(tensor);
+    return tensors;
+  };
   part.sync = [&module](int root) { broadcast_parameters(module, root); };
   for (const auto* const synchronizer : SynchronizersIn(module)) {
     CheckMayChange(part.name, synchronizer->options().gradients());
@@ -387,6 +412,7 @@ State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& n
       [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
       [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
   part.step = CopyOfOptions(optimizer);
+  part.tensors = [&optimizer] { return ParametersOf(optimizer); };
   part.sync = [&optimizer](int root) { broadcast_optimizer_state(optimizer, root); };
   // What backward() has made of a gradient is of a step that is not made.
   part.leave = [&optimizer] { optimizer.zero_grad(); };
@@ -503,9 +529,7 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
     const auto kept = std::make_shared<at::Tensor>();
     return {
         [&value, kept, copy] {
-          at::Tensor next = value.defined() ? copy(value, value.device()) : at::Tensor();
-          if (next.defined()) AwaitCopy(next);
-          return ElasticKeep(kept, std::move(next));
+          return ElasticKeep(kept, value.defined() ? copy(value, value.device()) : at::Tensor());
         },
         [&value, kept, copy] {
           value = kept->defined() ? copy(*kept, kept->device()) : at::Tensor();
@@ -514,6 +538,7 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
   };
   part.commit = make_copy();
   part.step = make_copy();
+  part.tensors = [&value] { return std::vector<at::Tensor>{value}; };
   part.sync = [&value, copy, key = ElasticKey(part)](int root) {
     // The root's device may be none of this rank's; a list may be empty.
     const c10::Device device = value.defined() ? value.device() : c10::Device(c10::kCPU);

@@ -244,6 +244,14 @@ TEST_F(ElasticRunTest, GoesBackToTheCommitWhereAllHaveHalfMadeAStep) {
               ElementsAre(0, 2));
 }
 
+// On CPUs a step is whole when the optimizer has returned.
+TEST_F(ElasticRunTest, AStepThatMeetsAFaultIsKept) {
+  EXPECT_THAT(TrainBySteps([](const std::string& when) {
+                if (when == "within") abort("on purpose");
+              }),
+              ElementsAre(0, 4));
+}
+
 TEST_F(ElasticRunTest, KeepsNoStepWhereAnOptimizerMayChangeUnseen) {
   SmallNet net;
   SGD plain = MomentumSgd(net.parameters());

@@ -34,10 +34,11 @@ struct ElasticPart {
   std::string name;    // kind and name: value "epoch"
   std::string type;    // of a value; the ranks compare both
   ElasticCopy commit;  // of all of it
-  ElasticCopy step;  // without parameters and an optimizer's state, which only its own steps change
-  std::function<void(int root)> sync;  // gives all ranks the root's. Collective
-  std::function<void()> leave;         // drops what belongs to a job that is over
-  std::function<void()> renew;         // makes that again in the job that was joined. Collective
+  ElasticCopy step;  // without what only an optimizer's steps change: its parameters and its state
+  std::function<std::vector<at::Tensor>()> tensors;  // that a GPU may still work on
+  std::function<void(int root)> sync;                // gives all ranks the root's. Collective
+  std::function<void()> leave;                       // drops what belongs to a job that is over
+  std::function<void()> renew;  // makes that again in the job that was joined. Collective
 };
 
 SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);
