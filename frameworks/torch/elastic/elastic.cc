@@ -13,11 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
@@ -134,21 +136,24 @@ void CheckMayChange(const std::string& name, const DistributedOptimizerOptions& 
 
 using NamedCopies = std::vector<std::pair<std::string, at::Tensor>>;
 
-NamedCopies TensorsOf(const torch::nn::Module& module, bool with_parameters) {
+using Tensors = std::unordered_set<const c10::TensorImpl*>;
+
+NamedCopies TensorsOf(const torch::nn::Module& module, const Tensors& skipped = {}) {
   NamedCopies tensors;
-  const auto take = [&tensors](const auto& named) {
+  const auto take = [&tensors, &skipped](const auto& named) {
     for (const auto& item : named) {
-      if (item.value().defined()) tensors.emplace_back(item.key(), item.value());
+      if (!item.value().defined() || skipped.contains(item.value().unsafeGetTensorImpl())) continue;
+      tensors.emplace_back(item.key(), item.value());
     }
   };
-  if (with_parameters) take(module.named_parameters());
+  take(module.named_parameters());
   take(module.named_buffers());
   return tensors;
 }
 
-NamedCopies CopiesOf(const torch::nn::Module& module, bool with_parameters) {
+NamedCopies CopiesOf(const torch::nn::Module& module, const Tensors& skipped) {
   const at::NoGradGuard no_grad;
-  NamedCopies copies = TensorsOf(module, with_parameters);
+  NamedCopies copies = TensorsOf(module, skipped);
   for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
   return copies;
 }
@@ -164,14 +169,12 @@ void RestoreModule(const NamedCopies& now, const NamedCopies& kept, const std::s
 }
 
 ElasticCopy CopyOfModule(torch::nn::Module& module, const std::string& title,
-                         bool with_parameters) {
+                         const std::function<Tensors()>& skipped) {
   const auto kept = std::make_shared<NamedCopies>();
   return {
-      [&module, kept, with_parameters] {
-        return detail::ElasticKeep(kept, CopiesOf(module, with_parameters));
-      },
-      [&module, kept, with_parameters, title] {
-        RestoreModule(TensorsOf(module, with_parameters), *kept, title);
+      [&module, kept, skipped] { return detail::ElasticKeep(kept, CopiesOf(module, skipped())); },
+      [&module, kept, skipped, title] {
+        RestoreModule(TensorsOf(module, skipped()), *kept, title);
       },
   };
 }
@@ -278,6 +281,7 @@ struct State::Impl {
     Replace(keep);
     stepped_at = ++place;
     begun = StepsBegun();
+    versions = Versions();
     detail::ThrowIfError(status);
   }
   void RestoreCommit() {
@@ -288,7 +292,9 @@ struct State::Impl {
   }
   // To the last step() where parameters are still those, else to the last commit().
   void GoBack() {
-    if (stepped_at < 0 || is_receiving || begun != StepsBegun()) return RestoreCommit();
+    if (stepped_at < 0 || is_receiving || begun != StepsBegun() || versions != Versions()) {
+      return RestoreCommit();
+    }
     Restore(&ElasticPart::step);
     place = stepped_at;
   }
@@ -296,31 +302,63 @@ struct State::Impl {
 
   std::int64_t StepsBegun() const {
     std::int64_t steps = 0;
-    for (auto* const optimizer : optimizers) steps += detail::ReducerOf(*optimizer)->steps_begun();
+    for (const auto& [_, optimizer] : optimizers)
+      steps += detail::ReducerOf(*optimizer)->steps_begun();
     return steps;
   }
-  // Whether all parameters are those of optimizers that tell when they make a step.
-  bool KnowsSteps() const {
-    std::unordered_set<const void*> known;
-    for (auto* const optimizer : optimizers) {
-      if (detail::ReducerOf(*optimizer) == nullptr) return false;
-      for (const auto& group : optimizer->param_groups()) {
-        for (const at::Tensor& parameter : group.params()) {
-          known.insert(parameter.unsafeGetTensorImpl());
+  // The parameters of optimizers, which a step() does not copy.
+  Tensors OfOptimizers() const {
+    Tensors all;
+    for (const auto& [_, optimizer] : optimizers) {
+      for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
+        all.insert(parameter.unsafeGetTensorImpl());
+      }
+    }
+    return all;
+  }
+  // How often each of them was written to.
+  using VersionList = std::vector<std::pair<const c10::TensorImpl*, std::int64_t>>;
+  VersionList Versions() const {
+    VersionList list;
+    for (const auto& [_, optimizer] : optimizers) {
+      for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
+        list.emplace_back(parameter.unsafeGetTensorImpl(), detail::VersionOf(parameter));
+      }
+    }
+    return list;
+  }
+  // Returns why the state may change unseen between two steps, or is not all of it. Empty: optimizers
+  // that tell when they make a step have all parameters that are trained, and models all of those.
+  std::string WhyStepsAreUnknown() const {
+    const Tensors of_optimizers = OfOptimizers();
+    Tensors of_models;
+    for (const auto& [name, model] : models) {
+      for (const auto& item : model->named_parameters()) {
+        const auto* const parameter = item.value().unsafeGetTensorImpl();
+        if (item.value().requires_grad() && !of_optimizers.contains(parameter)) {
+          return "the " + name + " trains " + core::Quoted(item.key()) +
+                 ", which no optimizer of the state has";
+        }
+        of_models.insert(parameter);
+      }
+    }
+    for (const auto& [name, optimizer] : optimizers) {
+      if (detail::ReducerOf(*optimizer) == nullptr) {
+        return "the " + name +
+               " is no DistributedOptimizer, and does not tell when it makes a step";
+      }
+      for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
+        if (!of_models.contains(parameter.unsafeGetTensorImpl())) {
+          return "the " + name + " has a parameter that no model of the state has";
         }
       }
     }
-    const auto is_known = [&known](const at::Tensor& parameter) {
-      return !parameter.requires_grad() || known.contains(parameter.unsafeGetTensorImpl());
-    };
-    return std::ranges::all_of(models, [&is_known](const torch::nn::Module* model) {
-      return std::ranges::all_of(model->parameters(), is_known);
-    });
+    return {};
   }
 
   std::vector<ElasticPart> parts;
-  std::vector<torch::nn::Module*> models;
-  std::vector<torch::optim::Optimizer*> optimizers;
+  std::vector<std::pair<std::string, torch::nn::Module*>> models;
+  std::vector<std::pair<std::string, torch::optim::Optimizer*>> optimizers;
   std::vector<std::function<void()>> callbacks;
   std::int64_t commits = 0;
   bool has_copy = false;
@@ -328,6 +366,8 @@ struct State::Impl {
   std::int64_t committed_at = 0;
   std::int64_t stepped_at = -1;  // -1: there was no step() since the commit()
   std::int64_t begun = 0;        // steps of optimizers before that
+  VersionList versions;          // of their parameters, then
+  bool has_warned = false;       // that step() does nothing
   bool is_receiving = false;     // parts of another rank's state, and has not got all
 };
 
@@ -342,7 +382,14 @@ void State::Impl::Sync(bool from_newest) {
   const auto* const begin = places.const_data_ptr<std::int64_t>();
   const auto root = from_newest ? std::max_element(begin, begin + places.numel()) - begin : 0;
   is_receiving = rank() != root;
-  for (const ElasticPart& part : parts) part.sync(static_cast<int>(root));
+  const bool is_as_stepped = versions == Versions();
+  try {
+    for (const ElasticPart& part : parts) part.sync(static_cast<int>(root));
+  } catch (...) {
+    // What the root has sent is marked as written to, and is what it was.
+    if (!is_receiving && is_as_stepped) versions = Versions();
+    throw;
+  }
   Commit(begin[root]);
   is_receiving = false;
   if (elastic::is_elastic()) detail::TellElasticState();
@@ -370,6 +417,7 @@ State& State::Add(ElasticPart part) {
   }
   impl_->parts.push_back(std::move(part));
   impl_->has_copy = false;
+  impl_->stepped_at = -1;
   return *this;
 }
 
@@ -383,12 +431,12 @@ State& State::AddObject(const char* kind, const std::string& name, detail::Archi
 State& State::model(torch::nn::Module& module, const std::string& name) {
   ElasticPart part;
   part.name = detail::ElasticName("model", name);
-  part.commit = CopyOfModule(module, part.name, /*with_parameters=*/true);
-  part.step = CopyOfModule(module, part.name, /*with_parameters=*/false);
+  part.commit = CopyOfModule(module, part.name, [] { return Tensors(); });
+  part.step =
+      CopyOfModule(module, part.name, [impl = impl_.get()] { return impl->OfOptimizers(); });
   part.tensors = [&module] {
     std::vector<at::Tensor> tensors;
-    for (const auto& [_, tensor] : TensorsOf(module, /*with_parameters=*/true))
-      tensors.push_back(tensor);
+    for (const auto& [_, tensor] : TensorsOf(module)) tensors.push_back(tensor);
     return tensors;
   };
   part.sync = [&module](int root) { broadcast_parameters(module, root); };
@@ -402,7 +450,8 @@ State& State::model(torch::nn::Module& module, const std::string& name) {
   part.renew = [&module] {
     for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Renew();
   };
-  Add(std::move(part)).impl_->models.push_back(&module);
+  const std::string title = part.name;
+  Add(std::move(part)).impl_->models.emplace_back(title, &module);
   return *this;
 }
 
@@ -424,7 +473,8 @@ State& State::optimizer(torch::optim::Optimizer& optimizer, const std::string& n
     };
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
   }
-  Add(std::move(part)).impl_->optimizers.push_back(&optimizer);
+  const std::string title = part.name;
+  Add(std::move(part)).impl_->optimizers.emplace_back(title, &optimizer);
   return *this;
 }
 
@@ -451,7 +501,12 @@ State& State::on_change(std::function<void()> callback) {
 }
 
 void State::step() {
-  if (impl_->KnowsSteps()) impl_->KeepStep();
+  const std::string why = impl_->WhyStepsAreUnknown();
+  if (why.empty()) return impl_->KeepStep();
+  if (std::exchange(impl_->has_warned, true) || rank() != 0) return;
+  core::Log(
+      core::LogLevel::kWarning,
+      "elastic::State: step() keeps nothing, and a loss goes back to the last commit(): " + why);
 }
 
 void State::commit() {

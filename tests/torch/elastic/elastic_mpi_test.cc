@@ -252,18 +252,52 @@ TEST_F(ElasticRunTest, AStepThatMeetsAFaultIsKept) {
               ElementsAre(0, 4));
 }
 
-TEST_F(ElasticRunTest, KeepsNoStepWhereAnOptimizerMayChangeUnseen) {
-  SmallNet net;
-  SGD plain = MomentumSgd(net.parameters());
+// Marks a step, fails, and returns the steps with which the training has begun each time.
+std::vector<int> FailAfterAStep(State state, const std::function<void()>& after_step = nullptr) {
   int step = 0;
-  State state = State().model(net).optimizer(plain).value("step", step);
+  state.value("step", step);
   std::vector<int> begun;
   elastic::run(state, [&] {
     begun.push_back(step++);
+    if (begun.size() > 1) return;
     state.step();
-    if (begun.size() == 1) throw Error(ErrorCode::Backend, "on purpose");
+    if (after_step) after_step();
+    throw Error(ErrorCode::Backend, "on purpose");
   });
-  EXPECT_THAT(begun, ElementsAre(0, 0));
+  return begun;
+}
+
+TEST_F(ElasticRunTest, KeepsNoStepWhereAnOptimizerMayChangeUnseen) {
+  SmallNet net;
+  SGD plain = MomentumSgd(net.parameters());
+  EXPECT_THAT(FailAfterAStep(State().model(net).optimizer(plain)), ElementsAre(0, 0));
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  EXPECT_THAT(FailAfterAStep(State().optimizer(optimizer)), ElementsAre(0, 0));
+  EXPECT_THAT(FailAfterAStep(State().model(net)), ElementsAre(0, 0));
+  EXPECT_THAT(FailAfterAStep(State().model(net).optimizer(optimizer)), ElementsAre(0, 1));
+}
+
+TEST_F(ElasticRunTest, GoesBackToTheCommitWhereNotTheOptimizerHasChangedAParameter) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  const torch::Tensor before = net.hidden->weight.detach().clone();
+  EXPECT_THAT(FailAfterAStep(State().model(net).optimizer(optimizer),
+                             [&] { net.hidden->weight.detach().add_(1); }),
+              ElementsAre(0, 0));
+  EXPECT_TRUE(net.hidden->weight.equal(before));
+}
+
+TEST_F(ElasticRunTest, AStepKeepsParametersThatNoOptimizerHas) {
+  SmallNet net;
+  auto optimizer = DistributedOptimizer(MomentumSgd(net.parameters()), net.named_parameters());
+  torch::nn::Linear teacher(1, 1);
+  for (auto& parameter : teacher->parameters()) parameter.requires_grad_(false).zero_();
+  const auto teach = [&] { teacher->weight.add_(1); };
+  teach();
+  EXPECT_THAT(
+      FailAfterAStep(State().model(net).model(teacher, "teacher").optimizer(optimizer), teach),
+      ElementsAre(0, 1));
+  EXPECT_EQ(teacher->weight.item<float>(), 1);
 }
 
 TEST_F(ElasticRunTest, LetsGoTheGradientsOfAStepThatWasNotMade) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -284,6 +285,30 @@ TEST(ElasticStateTest, SyncLeavesAScalerAlikeOnAllRanks) {
       scaler.update();
       state.sync();
     }
+  });
+}
+
+TEST(ElasticStateTest, AStepThatKeepsNothingSaysWhyOnce) {
+  RunTorchRanks(1, [](int) {
+    auto wrapped = DistributedDataParallel(std::make_shared<SmallNet>());
+    Adam plain(wrapped.parameters(), AdamOptions(0.01));
+    State state = State().model(wrapped).optimizer(plain, "adam");
+    const auto said = [&state] {
+      testing::internal::CaptureStderr();
+      state.step();
+      return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_THAT(said(), HasSubstr("the optimizer \"adam\" is no DistributedOptimizer"));
+    EXPECT_EQ(said(), "");
+    torch::nn::Linear layer(2, 2);
+    state = State().model(layer);
+    EXPECT_THAT(said(), HasSubstr("the model \"model\" trains \"weight\", which no optimizer"));
+    auto optimizer = DistributedOptimizer(Adam(layer->parameters(), AdamOptions(0.01)),
+                                          layer->named_parameters());
+    state = State().optimizer(optimizer);
+    EXPECT_THAT(said(), HasSubstr("has a parameter that no model of the state has"));
+    state.model(layer);
+    EXPECT_EQ(said(), "");
   });
 }
 
