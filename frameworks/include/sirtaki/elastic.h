@@ -87,7 +87,7 @@ class SIRTAKI_API State {
 
   // The sampler's epoch and position. In a new generation what is left of the epoch is shared out
   // among its ranks. A data loader has a copy of the sampler: `train` makes the loader again from
-  // this one, and set_position() tells this one what is done before each commit() and
+  // this one, and set_position() tells this one what is done before each step(), commit() and
   // check_changes().
   State& sampler(DistributedSampler& sampler, const std::string& name = "sampler");
 
@@ -115,17 +115,21 @@ class SIRTAKI_API State {
     }
   }
 
-  // The function is called each time that the job was joined again, before ranks get rank 0's state.
-  // rank() and size() may be others then. Functions are called in the order in which they were given.
+  // The function is called each time that the job was joined again, before ranks get the state of one
+  // of them. rank() and size() may be others then. Functions are called in the order in which they were
+  // given.
   State& on_change(std::function<void()> callback);
 
   // Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the
   // last step() of a rank that is left, where that came after the last commit(). It keeps a copy of
-  // everything but parameters and optimizers' state, which lie there unchanged until the next step of
-  // an optimizer; ranks that have begun that take the state of one that has not, or has called step()
-  // again. So it costs little where values and buffers are small. Where the state has an optimizer that
-  // is no DistributedOptimizer, or models with parameters of none, it does nothing, and run() goes back
-  // to the last commit(). All ranks call it alike; not collective.
+  // everything but the optimizers' parameters and state, which lie there unchanged until the next step of
+  // an optimizer; ranks that have begun that, or have changed such a parameter otherwise (which a write
+  // through its data() hides), take the state of one that has not, or has called step() again. So it costs
+  // little where values, buffers and the parameters that no optimizer has are small; it waits for each
+  // GPU that the state lies on. It does nothing, and a warning on rank 0 names the reason once, where the
+  // state has an optimizer that is no DistributedOptimizer, one with parameters of no model, or models
+  // with trained parameters of no optimizer; run() then goes back to the last commit(). After a fault of
+  // the job it throws that. All ranks call it alike; not collective.
   void step();
 
   // Copies all parts in memory, for restore() to bring them back, then calls check_changes(). What was
@@ -183,15 +187,17 @@ class SIRTAKI_API ElasticAttempts {
 
 namespace elastic {
 
-// Gives all ranks the state of rank 0, calls `train()` and returns what that returns. Collective.
+// Gives all ranks the state of the lowest rank that is farthest, of rank 0 at first, calls `train()` and
+// returns what that returns. Collective.
 //
 // Where `train` throws an Error that ends the job (PeerLost, TimedOut, Aborted, Backend, Protocol or
 // ShutDown), all ranks join the job again with the options of the last init(), and go back to what was
 // committed last (State::restore()), or to the last State::step(). After HostsUpdated they do the same
 // without going back. Then they make optimizers and modules of the state again, call its on_change()
-// functions, get the state of the lowest rank that is farthest, and call `train` again. Every other exception is the caller's. So is an error that comes
-// three times, in an elastic job ten times, without a commit or the loss of a rank in between; and
-// outside of an elastic job, where lost ranks do not come back, that of a rank that has ended.
+// functions, get the state of the lowest rank that is farthest, and call `train` again. Every other
+// exception is the caller's. So is an error that comes three times, in an elastic job ten times, without
+// a step() or commit() that is farther than before, or the loss of a rank, in between; and outside of an
+// elastic job, where lost ranks do not come back, that of a rank that has ended.
 //
 // In an elastic job a program makes no collective calls between init() and run(): a rank that comes
 // later would be alone with them. Distributed optimizers and modules that are made there are set up
