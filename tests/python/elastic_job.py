@@ -41,7 +41,7 @@ class Job:
 
     def _read(self):
         for line in self.process.stdout:
-            if not re.match(r"\[\d+\] (step|commits) ", line):
+            if not re.match(r"\[\d+\] step ", line):
                 print(line, end="", flush=True)
             with self.news:
                 self._note(line.rstrip("\n"))
@@ -225,16 +225,11 @@ def many_faults(start, mode=""):
     job.check_equal(4)
     if start.is_python:
         job.check_losses(start.program)
-    return job
 
 
 def many_faults_between_commits(start):
     """The same, where the training goes back to the last step and commits seldom."""
-    job = many_faults(start, mode="steps")
-    if start.is_python:
-        committed = {int(found[1]) for line in job.lines if (found := re.match(r"\[\d+\] commits (\d+)$", line))}
-        begun = {int(found[1]) for line in job.lines if (found := re.match(r"\[\d+\] begins \d+ \d+ \d+ (\d+) ", line))}
-        assert begun - committed - {0}, f"no generation has begun with a step that was not committed: {sorted(begun)}"
+    many_faults(start, mode="steps")
 
 
 def many_generations(start):

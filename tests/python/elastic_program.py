@@ -104,14 +104,12 @@ def main(enough, mode=""):
                 if mode == "steps":
                     state.step()
                 if mode != "steps" or state.steps % STEPS_OF_COMMIT == 0:
-                    say("commits", state.steps)
                     state.commit()
                 leaves.check(generation)
             check(state.trained, state.filled)
             state.epoch += 1
             state.trained = []
             sampler.set_epoch(state.epoch)
-            say("commits", state.steps)
             state.commit()
             if hvd.rank() == 0:
                 say("epoch", state.epoch, hvd.size())
