@@ -81,7 +81,7 @@ void BindSession(py::module_& module) {
   py::class_<ElasticRun>(module, "ElasticRun")
       .def(py::init<>())
       .def("goes_on_after_error", &ElasticRun::GoesOnAfterError, py::arg("peer_lost"),
-           py::arg("commits"), WithoutGil())
+           py::arg("reached"), WithoutGil())
       .def("close", &ElasticRun::Close);
 
   module.attr("mpi_built") = !detail::MpiModules().empty();

@@ -101,7 +101,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
             # A rank that has come has nothing yet.
             skip_sync = interrupt.skip_sync and not _C.is_elastic
         except RuntimeError as error:
-            if not _ends_the_job(error) or not attempts.goes_on_after_error(_peer_was_lost(error), state.commits):
+            if not _ends_the_job(error) or not attempts.goes_on_after_error(_peer_was_lost(error), state._steps.place):
                 raise
             must_restore = True
             skip_sync = False

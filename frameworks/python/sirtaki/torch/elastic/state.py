@@ -63,13 +63,7 @@ class State:
         self._bcast_object = bcast_object or hvd.broadcast_object
         self._rank = get_rank or hvd.rank
         self._reset_callbacks: List[Callable[[], None]] = []
-        self._commits = 0
         self._steps = _Steps()
-
-    @property
-    def commits(self) -> int:
-        """The number of calls of commit()."""
-        return self._commits
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """The callbacks are called, in this order, each time that the job was joined again."""
@@ -87,7 +81,6 @@ class State:
         """Keeps what is reached now, for restore() to bring back. It costs a copy of everything, so do not call it for
         every batch. Calls check_host_updates(). Collective in an elastic job."""
         self.save()
-        self._commits += 1
         self._steps.note_commit(self._steps.place + 1)
         self.check_host_updates()
 
