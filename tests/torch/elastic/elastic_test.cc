@@ -272,7 +272,7 @@ TEST(ElasticStateTest, AnObjectThatCannotBeLoadedIsAnErrorOnAllRanks) {
 }
 
 TEST(ElasticStateTest, SyncLeavesAScalerAlikeOnAllRanks) {
-  RunTorchRanks(2, [](int rank) {
+  const auto train = [](int rank) {
     SmallNet net;
     auto optimizer =
         DistributedOptimizer(Adam(net.parameters(), AdamOptions(0.01)), net.named_parameters());
@@ -285,7 +285,9 @@ TEST(ElasticStateTest, SyncLeavesAScalerAlikeOnAllRanks) {
       scaler.update();
       state.sync();
     }
-  });
+  };
+  RunTorchRanks(1, train);  // a rank that all others have left
+  RunTorchRanks(2, train);
 }
 
 TEST(ElasticStateTest, AStepThatKeepsNothingSaysWhyOnce) {
