@@ -18,8 +18,8 @@ ops::shm::PoolOptions SizeOfPool(std::int64_t pool_bytes, std::int64_t memory_of
                                  std::int64_t address_limit, int local_size);
 
 // The shared pool is made at the first call; each later one sets its limit, as far as the addresses
-// of the first one go. Null if there can be none, with a warning, or shared
-// memory is off. Thread-safe.
+// of the first one go. Null if there can be none, with a warning, or shared memory is off.
+// Thread-safe.
 std::shared_ptr<ops::shm::Pool> PoolOfProcess(const core::Config& config, int local_size);
 
 // The private pool has memory that this process alone sees.

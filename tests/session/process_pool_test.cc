@@ -36,6 +36,7 @@ TEST(ProcessPoolTest, OneForTheProcess) {
   config.pool_bytes = 64 * kGi;
   EXPECT_EQ(PoolOfProcess(config, 2), pool);
   EXPECT_EQ(pool->Use().limit_bytes, kGi) << "and no more addresses";
+  config.pool_bytes = kGi / 4;
   EXPECT_NE(PrivatePoolOfProcess(config, 1), pool);
   config.shared_memory = core::SharedMemoryMode::kOff;
   EXPECT_EQ(PoolOfProcess(config, 1), nullptr);
