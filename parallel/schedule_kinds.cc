@@ -46,8 +46,8 @@ Instructions OrderOf(ScheduleKind kind, const PipelineShape& shape, int rank) {
   if (!shape.training) return forward;
   std::reverse(stages.begin(), stages.end());
   const Instructions backward = PassesOf(Kind::kBackward, stages, groups);
-  // As many forward passes come first as fit in until the first gradient is here. Once a hop there
-  // and once back, which with several stages a rank are passes of other stages here.
+  // Forward passes come first until the first gradient can be here. A hop to the last rank takes the
+  // time of a pass, and with several stages a rank the hop back does, too.
   std::size_t ahead = forward.size();
   if (kind != ScheduleKind::kGPipe) {
     ahead = std::min(ahead, At(others * groups.front() + (others > 0 ? 2 : 1) * distance));

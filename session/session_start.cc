@@ -78,6 +78,21 @@ std::string CarriersText(const Topology& topology, Medium& medium, const GpuLibr
   return text + ", GPU data by NCCL, opened at its first use";
 }
 
+// Reads what the ranks have told, and makes the configuration one that all of them have.
+Status ReadGreetings(const std::vector<std::string>& told, std::vector<Greeting>* greetings,
+                     core::Config* config) {
+  std::vector<Status> statuses;
+  std::vector<core::Config> configs;
+  for (const std::string& text : told) {
+    Greeting& greeting = greetings->emplace_back();
+    Status read = Deserialize(text, &greeting);
+    statuses.push_back(read.ok() ? greeting.status : std::move(read));
+    configs.push_back(greeting.config);
+  }
+  if (Status status = FirstFailure(statuses); !status.ok()) return status;
+  return core::AgreeConfigs(configs, config);
+}
+
 // What a call throws is its error.
 template <class Call>
 Status Guarded(const Call& call) {
@@ -144,23 +159,15 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
   std::vector<std::string> told;
   if (Status status = medium->Exchange(mine, deadline, &told); !status.ok()) return status;
 
-  std::vector<Greeting> greetings(told.size());
-  std::vector<Status> statuses;
-  std::vector<core::Config> configs;
-  for (std::size_t rank = 0; rank < told.size(); ++rank) {
-    Status read = Deserialize(told[rank], &greetings[rank]);
-    statuses.push_back(read.ok() ? greetings[rank].status : std::move(read));
-    configs.push_back(greetings[rank].config);
-  }
-  if (Status status = FirstFailure(statuses); !status.ok()) return status;
+  std::vector<Greeting> greetings;
   config_ = options.config;
-  if (Status status = core::AgreeConfigs(configs, &config_); !status.ok()) return status;
+  if (Status status = ReadGreetings(told, &greetings, &config_); !status.ok()) return status;
 
   const int cores = CoresHere(greetings, topology_);
   cores_per_rank_ = std::max(1, cores / topology_.local_size);
   const bool spin = config_.wait == core::WaitMode::kAuto ? topology_.local_size <= cores
                                                           : config_.wait == core::WaitMode::kSpin;
-  // So that no rank waits for one whose start has failed.
+  // The ranks agree on errors, so that none waits for one whose start has failed.
   const auto agree = [&told, deadline, &exchanges = *medium](const Status& here) {
     Status met = exchanges.Exchange(SerializeStatus(here), deadline, &told);
     if (!here.ok()) return here;

@@ -18,7 +18,8 @@ namespace sirtaki::core {
 // An index into Tree::Node::children, or kSelf.
 inline constexpr int kSelf = -1;
 
-// Who of those below a node has joined in the present epoch.
+// Joins say which ranks below a node have joined in the present epoch: the node's own, and children with
+// all that is below them.
 struct Joins {
   bool any() const { return self || !children.empty(); }
   bool HasChild(int child) const {

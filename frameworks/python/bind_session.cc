@@ -34,8 +34,8 @@ void Init(const std::vector<std::pair<std::string, std::string>>& options,
 // Ends with close(), and not when Python lets it go.
 class ElasticRun {
  public:
-  bool GoesOnAfterError(bool peer_lost, std::int64_t commits) {
-    return run_->GoesOnAfterError(peer_lost, commits);
+  bool GoesOnAfterError(bool peer_lost, std::int64_t reached) {
+    return run_->GoesOnAfterError(peer_lost, reached);
   }
   void Close() { run_.reset(); }
 

@@ -37,7 +37,7 @@ class HostGroup {
 
   core::Transport& transport() { return shm_transport_ ? *shm_transport_ : *medium_transport_; }
   ops::Backends& backend() { return *selecting_; }
-  // As Medium::PeerCheck: of this host's ranks.
+  // Gives what Medium::PeerCheck gives, for this host's ranks.
   std::function<core::Status()> PeerCheck() const {
     if (group_ == nullptr || !group_->SeesProcesses()) return nullptr;
     return [group = group_.get()] { return group->CheckPeers(); };

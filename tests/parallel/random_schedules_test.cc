@@ -64,7 +64,7 @@ void Drop(const Schedule& schedule, Random& random) {
   const Instruction it = spoilt.it();
   spoilt.all().erase(spoilt.all().begin() + static_cast<std::ptrdiff_t>(spoilt.index));
   ExpectRefused(spoilt, it);
-  // Who needs it is named too, or it is said that nobody of this rank does.
+  // The text names an instruction that needs it, or says that the rank has none.
   const ScheduleFault fault = FaultOf(spoilt.schedule);
   if (At(fault.index) < spoilt.all().size()) {
     const auto needs = NeedsOf(schedule.shape, spoilt.rank, spoilt.all()[At(fault.index)]);

@@ -308,7 +308,7 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
 
 
 def follow(teacher, model):
-    """As the forward() of some models does."""
+    """The forward() of some models does this."""
     for followed, parameter in zip(teacher.parameters(), model.parameters()):
         followed.data.lerp_(parameter.data, 0.5)
 
@@ -480,7 +480,7 @@ def test_a_state_with_a_save_of_its_own_goes_back_to_its_commit(rank):
 
 
 class Around(torch.optim.Optimizer):
-    """As some libraries wrap an optimizer."""
+    """Some libraries wrap an optimizer like this."""
 
     def __init__(self, inner):
         self.inner = inner

@@ -1,8 +1,8 @@
 // Trains a small net in an elastic job, until a file says that it is enough: elastic_program.py by the C++
 // API. elastic_job.py starts it, and ends some of its processes.
 //
-//   elastic_twin FILE [GENERATIONS]   GENERATIONS: it makes that many by itself, and looks at what they
-//                                     leave behind
+//   elastic_twin FILE [MODE | GENERATIONS]   GENERATIONS: it makes that many by itself, and looks at
+//                                            what they leave behind
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>

@@ -64,18 +64,16 @@ int WantedThreads(const session::Session& session, const core::EnvironmentView& 
   return env.Find("OMP_NUM_THREADS") || env.Find("MKL_NUM_THREADS") ? 0 : session.cores_per_rank();
 }
 
-// One at a time. A session that leaves the choice to LibTorch gets the number from before an earlier
-// one's, if the program has not set another since.
+// Sets the number of LibTorch's threads, for one caller at a time. A session that leaves the choice to
+// LibTorch gets the number from before an earlier one's, if the program has not set another since.
 void SetIntraOpThreads(const session::Session& session, const core::EnvironmentView& env) {
   static int before = 0;
   static int was_set = 0;  // 0: nothing
   const int threads = WantedThreads(session, env);
   const int now = at::get_num_threads();
-  if (was_set == 0 || now != was_set) before = now;
-  const bool goes_back = threads == 0 && was_set == now;
+  if (now != was_set) before = now;  // the program's own
   was_set = threads;
-  if (threads > 0) at::set_num_threads(threads);
-  if (goes_back) at::set_num_threads(before);
+  if (threads > 0 || now != before) at::set_num_threads(threads > 0 ? threads : before);
   SIRTAKI_LOG(kInfo, "LibTorch " << TORCH_VERSION << " computes with "
                                  << (threads == 0 ? std::string("as many threads as it chooses")
                                                   : std::to_string(threads) +

@@ -3,7 +3,6 @@
 #include <torch/serialize/archive.h>
 
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>

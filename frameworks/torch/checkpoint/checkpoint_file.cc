@@ -98,7 +98,7 @@ class ArchiveWriter {
   int error_ = 0;
 };
 
-// What cannot be removed, or looked for, stays.
+// Removes what other saves of this path have left. What cannot be removed stays.
 void RemoveTemporariesOf(const std::string& path) {
   namespace fs = std::filesystem;
   const std::string begin = fs::path(path).filename().string() + ".";

@@ -1,4 +1,4 @@
-// What a communication hook of the program's has of a bucket.
+// A BucketHook calls the program's communication hook for one bucket.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,7 @@ class BucketHook {
   // The first gradient of the bucket that is collected calls what the hook has returned, whatever
   // becomes of that gradient: the other ranks call theirs, and the buffer is in use until then.
   void Finish();
-  // Finish for a bucket of which nothing can be averaged.
+  // Does what Finish does, for a bucket of which nothing can be averaged.
   void Drop();
   // Done with the hook's result: the memory belongs to others again.
   void End(bool of_one);

@@ -9,8 +9,8 @@
 #include "core/protocol/wire.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
-#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
+#include "frameworks/torch/state/fused_step.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {

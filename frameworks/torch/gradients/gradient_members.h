@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "frameworks/torch/gradients/gradient_rule.h"
-#include "frameworks/torch/gradients/named_parameters.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/named_parameters.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {

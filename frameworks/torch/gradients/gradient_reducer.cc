@@ -7,12 +7,12 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/pending_tensor.h"
-#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
 #include "frameworks/torch/gradients/step_deltas.h"
 #include "frameworks/torch/session/session_scope.h"
 #include "frameworks/torch/state/equality.h"
+#include "frameworks/torch/state/fused_step.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/memory_plan.h"
 

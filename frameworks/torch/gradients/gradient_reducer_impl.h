@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
-#include "frameworks/torch/gradients/fused_step.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_members.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
@@ -22,6 +21,7 @@
 #include "frameworks/torch/gradients/step_tuner.h"
 #include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/fused_step.h"
 #include "session/session_observability.h"
 #include "sirtaki/optimizer.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
-#include "frameworks/torch/gradients/named_parameters.h"
+#include "frameworks/torch/state/named_parameters.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/detail/elastic_calls.h"
 

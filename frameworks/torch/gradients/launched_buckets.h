@@ -25,7 +25,7 @@ class LaunchedBuckets {
   // alive. The other ranks may not have that bucket before the end of their backward(), and may wait
   // for another: the wait is short, and one in vain lets the next hooks go on.
   Buckets Add(const std::shared_ptr<Bucket>& launched, bool may_wait, session::Session& session);
-  // None is under way any more.
+  // Forgets all buckets: none is under way any more.
   void Clear();
 
  private:

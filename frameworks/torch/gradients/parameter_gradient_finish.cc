@@ -4,7 +4,6 @@
 #include <exception>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/gpu_tensors.h"

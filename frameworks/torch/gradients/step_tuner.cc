@@ -2,12 +2,10 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <fstream>
-#include <functional>
 #include <iomanip>
 #include <sstream>
 #include <string>
@@ -43,13 +41,10 @@ constexpr std::array<Tunable, 4> kTunables = {{
 
 const core::OptionSpec& SpecOf(const Tunable& tunable) { return *core::FindOption(tunable.option); }
 
-// Whether gradients are moved in pieces of chunk_bytes: where they are reduced in shared memory
+// Says whether gradients are moved in pieces of chunk_bytes: where they are reduced in shared memory
 // they are not. That is within a host whose ranks have a pool.
 bool MovesInChunks(const session::Session& session) {
-  const std::vector<int>& hosts = session.topology().host_of_rank;
-  const bool one_host =
-      std::adjacent_find(hosts.begin(), hosts.end(), std::not_equal_to<>()) == hosts.end();
-  return !one_host || !session.HasPool();
+  return session.topology().local_size < session.topology().size || !session.HasPool();
 }
 
 // Around the value that is set. One that was set to nothing was meant so.

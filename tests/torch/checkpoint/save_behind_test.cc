@@ -117,7 +117,7 @@ TEST(SaveBehindTest, ASessionDoesNotWaitForADiskThatHangs) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// As shutdown() and the end of the program wait.
+// The end of the program and shutdown() wait in this way.
 TEST(SaveBehindTest, AFaultEndsTheWaitForARanksOwnPart) {
   const ScratchFolder folder;
   HeldDisk disk("run.pt.tmp");

@@ -29,8 +29,8 @@ class SIRTAKI_API ElasticRun {
   ElasticRun& operator=(const ElasticRun&) = delete;
 
   // Notes an error of the job. False: there were too many that no progress and no loss of a rank has
-  // parted, and the last one is the caller's. `peer_lost`: so it is said to be. `reached`: how far the
-  // training has come; to come farther than before is progress.
+  // parted, and the last one is the caller's. `peer_lost`: the error says that a rank was lost.
+  // `reached`: how far the training has come; to come farther than before is progress.
   bool GoesOnAfterError(bool peer_lost, std::int64_t reached);
 
  private:

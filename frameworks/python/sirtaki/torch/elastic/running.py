@@ -50,9 +50,8 @@ def run(func: Function) -> Function:
     When `func` raises HorovodInternalError, on one rank or on all, every rank joins the job again, goes back to its
     last state.step() if nothing is changed since, or else to its last commit (state.restore()), calls the state's reset
     callbacks, takes the state of the farthest and calls `func` again. After HostsUpdatedInterrupt it does the same, but
-    restores nothing. Every other exception goes to the caller,
-    MismatchError among them, and so does the error that comes three times, in an elastic job ten times, without a
-    commit or the loss of a rank in between.
+    restores nothing. Every other exception goes to the caller, MismatchError among them, and so does the error that comes
+    three times, in an elastic job ten times, without a commit or a step that is farther or the loss of a rank in between.
 
     In an elastic job it is called once: a rank that comes later would begin with the first training. Within itself it
     raises InvalidArgumentError.

@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type, TypeVar
 
 import torch
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
-from sirtaki.torch._shards import check_steps, is_cut, steps_of
 from sirtaki.torch._structures import tensors_of
 
-from .sampler import ElasticSampler
+from .handlers import (LRSchedulerStateHandler, ModelStateHandler, OptimizerStateHandler, SamplerStateHandler, StateHandler,
+                       _handler_of, _StateDictHandler, _TrainingHandler)
+from .handlers import get_handler_registry, set_handler_registry  # noqa: F401  (where Horovod has them)
 
 
 def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
     """Waits until the GPUs have made what was launched for these tensors. What a collective has left there that was broken off is
     known then, and is the job's error."""
+    if not torch.cuda.is_available():
+        return
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}
     for device in devices:
         torch.cuda.synchronize(device)
@@ -35,8 +37,7 @@ class _Steps:
         self.place = 0
         self.committed_at = 0
         self.stepped_at = -1  # -1: there was no step() since the commit()
-        self.is_unchanged = False  # no optimizer has begun a step since
-        self.is_receiving = False  # parts of another rank's state, and has not got all
+        self.is_receiving = False  # it has some parts of another rank's state, and not all yet
 
     def note_commit(self, place: int) -> None:
         self.place = self.committed_at = place
@@ -46,10 +47,9 @@ class _Steps:
     def note_step(self) -> None:
         self.place += 1
         self.stepped_at = self.place
-        self.is_unchanged = True
 
     def may_go_back(self) -> bool:
-        return self.stepped_at >= 0 and self.is_unchanged and not self.is_receiving
+        return self.stepped_at >= 0 and not self.is_receiving
 
 
 class State:
@@ -161,225 +161,7 @@ class ObjectState(State):
             setattr(self, name, copied(value))
 
 
-class StateHandler:
-    """A StateHandler keeps one kind of value for a TorchState. For a handler of your own see set_handler_registry()."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def save(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no save()")
-
-    def restore(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no restore()")
-
-    def sync(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no sync()")
-
-    def reset(self) -> None:
-        """Called when the job was joined again."""
-
-    def set_value(self, value: Any) -> None:
-        """Puts another object in the place of the value."""
-        self.value = value
-        self.save()
-
-
-class _StateDictHandler(StateHandler):
-    """What has a state_dict() and a load_state_dict()."""
-
-    root_rank = 0  # whose state sync() gives to all
-
-    def __init__(self, value: Any):
-        super().__init__(value)
-        self.save()
-
-    def save(self) -> None:
-        self._saved = copy.deepcopy(self.value.state_dict())
-
-    def restore(self) -> None:
-        # Some keep what they are given, and would change the copy.
-        self.value.load_state_dict(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
-        self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=self.root_rank))
-
-    def save_step(self, stepped: Set[torch.Tensor]) -> None:
-        """Copies what is not changed by an optimizer's own steps alone; ``stepped`` are the optimizers' parameters."""
-        self._saved_at_step = copy.deepcopy(self.value.state_dict())
-
-    def may_restore_step(self) -> bool:
-        """Whether all that was not copied is still as it was."""
-        return True
-
-    def restore_step(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved_at_step))
-
-
-class _TrainingHandler(_StateDictHandler):
-    """Distributed optimizers and modules belong to the job that they were made in, until they are told of another."""
-
-    def reset(self) -> None:
-        # What backward() has made of a gradient is of a step that is not made.
-        for parameter in self._parameters():
-            parameter.grad = None
-        for part in self._parts():
-            if hasattr(part, "_sirtaki_rebuild"):
-                part._sirtaki_rebuild()
-
-    def _parameters(self) -> Iterable[torch.Tensor]:
-        raise NotImplementedError
-
-    def _tensors(self) -> Iterable[torch.Tensor]:
-        return self._parameters()
-
-    def _parts(self) -> Iterable[Any]:
-        return [self.value]
-
-
-class ModelStateHandler(_TrainingHandler):
-    def _parameters(self) -> Iterable[torch.Tensor]:
-        return self.value.parameters()
-
-    def _tensors(self) -> Iterable[torch.Tensor]:
-        return (*self.value.parameters(), *self.value.buffers())
-
-    def _parts(self) -> Iterable[Any]:
-        """A DistributedDataParallel may be the module itself, or in it."""
-        return self.value.modules()
-
-    def sync(self) -> None:
-        hvd.broadcast_parameters(self.value.state_dict(), root_rank=self.root_rank)
-
-    def save_step(self, stepped: Set[torch.Tensor]) -> None:
-        self._others = {name: parameter.detach().clone() for name, parameter in self.value.named_parameters()
-                        if parameter not in stepped}
-        self._buffers = [(module, {name: None if buffer is None else buffer.detach().clone()
-                                   for name, buffer in module._buffers.items()}) for module in self.value.modules()]
-
-    def may_restore_step(self) -> bool:
-        now = dict(self.value.named_parameters())
-        return (all(name in now and now[name].shape == kept.shape for name, kept in self._others.items())
-                and all(set(module._buffers.keys()) == set(kept) for module, kept in self._buffers))
-
-    def restore_step(self) -> None:
-        now = dict(self.value.named_parameters())
-        with torch.no_grad():
-            for name, kept in self._others.items():
-                now[name].copy_(kept)
-            for module, buffers in self._buffers:
-                for name, buffer in buffers.items():
-                    _put_buffer(module, name, buffer)
-
-
-def _put_buffer(module: torch.nn.Module, name: str, kept: Optional[torch.Tensor]) -> None:
-    now = module._buffers[name]
-    if now is not None and kept is not None and (now.shape, now.dtype, now.device) == (kept.shape, kept.dtype, kept.device):
-        now.copy_(kept)
-    else:  # the module has put another one in its place
-        module._buffers[name] = None if kept is None else kept.clone()
-
-
-class OptimizerStateHandler(_TrainingHandler):
-    """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has."""
-
-    _watched: Any = None
-
-    def save_step(self, stepped: Set[torch.Tensor]) -> None:
-        groups = self.value.param_groups
-        self._groups = copy.deepcopy([{key: group[key] for key in group if key != "params"} for group in groups])
-        self._noted = [parameter for parameter in self._parameters() if parameter in stepped]
-        self._count = len(list(self._parameters()))
-        self.note_versions()
-
-    def note_versions(self) -> None:
-        """They tell of changes that are not the optimizer's: of weights that were loaded or clipped, of another's step."""
-        self._versions = [parameter._version for parameter in self._noted]
-
-    def may_restore_step(self) -> bool:
-        return (len(list(self._parameters())) == self._count
-                and [parameter._version for parameter in self._noted] == self._versions)
-
-    def restore_step(self) -> None:
-        for group, kept in zip(self.value.param_groups, self._groups):
-            group.update(copy.deepcopy(kept))
-
-    def watch(self, steps: _Steps) -> None:
-        """From now on the steps hear when the optimizer begins one."""
-        if self._watched is self.value:
-            return
-        weak = weakref.ref(steps)  # an optimizer that the program has let go waits for no cycle to be found
-
-        def begin(*_: Any) -> None:
-            if (found := weak()) is not None:
-                found.is_unchanged = False
-
-        self.value.register_step_pre_hook(begin)
-        self._watched = self.value
-
-    def tells_steps(self) -> bool:
-        """Wrappers that have not called Optimizer.__init__() have no hooks."""
-        return hasattr(self.value, "_optimizer_step_pre_hooks")
-
-    def is_sharded(self) -> bool:
-        settings = getattr(self.value, "_sirtaki_settings", None)
-        return settings is not None and bool(settings.rest["shard"])
-
-    def _parameters(self) -> Iterable[torch.Tensor]:
-        return (parameter for group in self.value.param_groups for parameter in group["params"])
-
-    def save(self) -> None:
-        self._is_of_shards = is_cut(self.value)
-        self._saved = copy.deepcopy(self.value.shard_state_dict() if self._is_of_shards else self.value.state_dict())
-
-    def restore(self) -> None:
-        load = self.value._sirtaki_load_shards if self._is_of_shards else self.value.load_state_dict
-        load(copy.deepcopy(self._saved))
-
-    def sync(self) -> None:
-        if self.is_sharded():
-            # Ranks commit by themselves: what one has committed last may be another's last but one.
-            check_steps(steps_of(self.value), hvd.global_process_set, whole_is_given=True)
-        without = [parameter for parameter in self._parameters() if parameter.grad is None]
-        hvd.broadcast_optimizer_state(self.value, root_rank=self.root_rank)
-        for parameter in without:  # zeros in their place would let weight decay change what a step does not reach
-            parameter.grad = None
-
-
-class LRSchedulerStateHandler(_StateDictHandler):
-    pass
-
-
-class SamplerStateHandler(_StateDictHandler):
-    def reset(self) -> None:
-        self.value.reset()
-
-
 Handler = TypeVar("Handler", bound=StateHandler)
-
-_handler_registry: List[Tuple[Type, Type[StateHandler]]] = [
-    (torch.nn.Module, ModelStateHandler),
-    (torch.optim.Optimizer, OptimizerStateHandler),
-    (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
-    (ElasticSampler, SamplerStateHandler),
-]
-
-
-def get_handler_registry() -> List[Tuple[Type, Type[StateHandler]]]:
-    """Returns the kinds of values with their handlers; the first that fits is taken."""
-    return _handler_registry
-
-
-def set_handler_registry(registry: List[Tuple[Type, Type[StateHandler]]]) -> None:
-    global _handler_registry
-    _handler_registry = registry
-
-
-def _handler_of(value: Any) -> Optional[StateHandler]:
-    for kind, handler in _handler_registry:
-        if isinstance(value, kind):
-            return handler(value)
-    return None
 
 
 class TorchState(ObjectState):
@@ -431,12 +213,12 @@ class TorchState(ObjectState):
     # ---- step(), and what run() does with it ----
 
     def step(self) -> None:
-        if not self._knows_steps():
+        stepped = self._stepped()
+        if not self._knows_steps(stepped):
             return
         await_gpus(self._tensors())  # what a step has launched may be broken off
         self._steps.stepped_at = -1  # until all is kept
         kept = copy.deepcopy(self._now())
-        stepped = self._stepped()
         for handler in self._of(_StateDictHandler):
             handler.save_step(stepped)
         self._kept_at_step = kept
@@ -457,7 +239,7 @@ class TorchState(ObjectState):
         ours = all(getattr(type(self), name) is getattr(TorchState, name) for name in ("save", "restore", "sync"))
         return ours and all(type(handler) in kinds for handler in self._handlers.values())
 
-    def _knows_steps(self) -> bool:
+    def _knows_steps(self, stepped: Set[torch.Tensor]) -> bool:
         """Whether trained parameters are the models', and those of optimizers that tell when they begin a step."""
         optimizers = self._of(OptimizerStateHandler)
         if not self._takes_newest():
@@ -465,8 +247,7 @@ class TorchState(ObjectState):
         if any(optimizer.is_sharded() or not optimizer.tells_steps() for optimizer in optimizers):
             return False
         for optimizer in optimizers:
-            optimizer.watch(self._steps)
-        stepped = self._stepped()
+            optimizer.watch()
         of_models = {parameter for model in self._of(ModelStateHandler) for parameter in model._parameters()}
         return stepped <= of_models and not any(parameter.requires_grad for parameter in of_models - stepped)
 

@@ -72,9 +72,8 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "DistributedDataParallel: the module is a null pointer"));
   }
-  (void)CurrentSession();
-  if (IsDeferred()) return;
   const SessionScope scope(CurrentSession());  // one for all that is made in there
+  if (IsDeferred()) return;
   Renew();
   impl_->BroadcastModule();
 }

@@ -1,4 +1,4 @@
-#include "frameworks/torch/gradients/fused_step.h"
+#include "frameworks/torch/state/fused_step.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_fused_adagrad.h>
@@ -34,7 +34,7 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
 // An operator takes tensors of one type on one device, list by list.
-struct Lists {
+struct StepLists {
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> gradients;
   std::vector<at::Tensor> first;  // the momentum, the first moments, or the sums
@@ -127,15 +127,16 @@ void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
   StepNumbers numbers;
   for (OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
-    std::map<std::tuple<at::ScalarType, std::string, bool>, Lists> all;
+    std::map<std::tuple<at::ScalarType, std::string, bool>, StepLists> all;
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined() || parameter.numel() == 0) continue;
-      Lists one;
+      StepLists one;
       const bool is_first = take(parameter, options, &one, &numbers);
-      Lists& lists = all[{parameter.scalar_type(), parameter.device().str(), is_first}];
+      StepLists& lists = all[{parameter.scalar_type(), parameter.device().str(), is_first}];
       lists.parameters.push_back(parameter);
       lists.gradients.push_back(OrderedLike(parameter, parameter.grad()));
-      for (const auto member : {&Lists::first, &Lists::second, &Lists::largest, &Lists::steps}) {
+      for (const auto member :
+           {&StepLists::first, &StepLists::second, &StepLists::largest, &StepLists::steps}) {
         for (at::Tensor& tensor : one.*member) (lists.*member).push_back(std::move(tensor));
       }
     }
@@ -150,7 +151,8 @@ template <class Options, class State, auto Operator>
 void StepAdam(Optimizer& optimizer) {
   StepGroups<Options>(
       optimizer,
-      [&](const at::Tensor& parameter, const Options& options, Lists* one, StepNumbers* numbers) {
+      [&](const at::Tensor& parameter, const Options& options, StepLists* one,
+          StepNumbers* numbers) {
         State& state = StateOf<State>(optimizer, parameter);
         state.step(state.step() + 1);
         state.exp_avg(StateLike(parameter, state.exp_avg()));
@@ -164,7 +166,7 @@ void StepAdam(Optimizer& optimizer) {
         one->steps.push_back(numbers->At(state.step(), parameter));
         return false;
       },
-      [](const Lists& lists, const Options& options, bool /*is_first*/) {
+      [](const StepLists& lists, const Options& options, bool /*is_first*/) {
         const auto [beta1, beta2] = options.betas();
         Operator(lists.parameters, lists.gradients, lists.first, lists.second, lists.largest,
                  lists.steps, options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
@@ -184,7 +186,7 @@ void StepAdagrad(Optimizer& optimizer) {
   using torch::optim::AdagradParamState;
   StepGroups<AdagradOptions>(
       optimizer,
-      [&](const at::Tensor& parameter, const AdagradOptions& options, Lists* one,
+      [&](const at::Tensor& parameter, const AdagradOptions& options, StepLists* one,
           StepNumbers* numbers) {
         AdagradParamState& state = StateOf<AdagradParamState>(optimizer, parameter);
         state.step(state.step() + 1);
@@ -195,7 +197,7 @@ void StepAdagrad(Optimizer& optimizer) {
         one->steps.push_back(numbers->At(state.step(), parameter));
         return false;
       },
-      [](const Lists& lists, const AdagradOptions& options, bool /*is_first*/) {
+      [](const StepLists& lists, const AdagradOptions& options, bool /*is_first*/) {
         at::_fused_adagrad_(lists.parameters, lists.gradients, lists.first, lists.steps,
                             options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
                             /*maximize=*/false);
@@ -205,8 +207,8 @@ void StepAdagrad(Optimizer& optimizer) {
 // LibTorch's operator for SGD, up to 2.13 (pytorch/pytorch#191763), leaves elements of half types on
 // the CPU as they are, but for those behind the last whole vector: there it gets wider copies of a
 // parameter at a time.
-void RunSgd(const Lists& lists, const torch::optim::SGDOptions& options, bool is_first) {
-  const auto run = [&](const Lists& of) {
+void RunSgd(const StepLists& lists, const torch::optim::SGDOptions& options, bool is_first) {
+  const auto run = [&](const StepLists& of) {
     at::_fused_sgd_(of.parameters, of.gradients, of.first, options.weight_decay(),
                     options.momentum(), options.lr(), options.dampening(), options.nesterov(),
                     /*maximize=*/false, is_first);
@@ -214,7 +216,7 @@ void RunSgd(const Lists& lists, const torch::optim::SGDOptions& options, bool is
   const at::Tensor& like = lists.parameters.front();
   if (!like.is_cpu() || !at::isReducedFloatingType(like.scalar_type())) return run(lists);
   for (std::size_t i = 0; i < lists.parameters.size(); ++i) {
-    Lists wide;
+    StepLists wide;
     wide.parameters.push_back(lists.parameters[i].to(at::kFloat));
     wide.gradients.push_back(lists.gradients[i].to(at::kFloat));
     if (!lists.first.empty()) wide.first.push_back(lists.first[i].to(at::kFloat));
@@ -229,7 +231,7 @@ void StepSgd(Optimizer& optimizer) {
   using torch::optim::SGDParamState;
   StepGroups<SGDOptions>(
       optimizer,
-      [&](const at::Tensor& parameter, const SGDOptions& options, Lists* one,
+      [&](const at::Tensor& parameter, const SGDOptions& options, StepLists* one,
           StepNumbers* /*numbers*/) {
         if (options.momentum() == 0) return false;
         SGDParamState& state = StateOf<SGDParamState>(optimizer, parameter);

@@ -1,4 +1,4 @@
-#include "frameworks/torch/gradients/named_parameters.h"
+#include "frameworks/torch/state/named_parameters.h"
 
 #include <torch/optim/optimizer.h>
 

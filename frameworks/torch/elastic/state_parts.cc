@@ -1,0 +1,257 @@
+#include "frameworks/torch/elastic/state_parts.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "frameworks/torch/checkpoint/scheduler_position.h"
+#include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/broadcast.h"
+#include "sirtaki/data_parallel.h"
+#include "sirtaki/objects.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::elastic {
+namespace {
+
+using detail::ElasticCopy;
+using detail::ElasticPart;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+std::string BytesOf(const Save& save) {
+  OutputArchive archive;
+  save(archive);
+  std::string bytes;
+  archive.save_to([&bytes](const void* from, std::size_t size) {
+    bytes.append(static_cast<const char*>(from), size);
+    return size;
+  });
+  return bytes;
+}
+
+void LoadBytes(const Load& load, const std::string& bytes) {
+  InputArchive archive;
+  archive.load_from(bytes.data(), bytes.size(), c10::kCPU);
+  load(archive);
+}
+
+ElasticCopy CopyOfArchive(const Save& save, const Load& load) {
+  const auto kept = std::make_shared<std::string>();
+  return {[save, kept] { return detail::ElasticKeep(kept, BytesOf(save)); },
+          [load, kept] { LoadBytes(load, *kept); }};
+}
+
+template <class Scheduler>
+ElasticPart PartOfAnyScheduler(const std::string& name, Scheduler& scheduler) {
+  const Save save = [&scheduler](OutputArchive& archive) {
+    for (const auto& [key, number] : detail::PositionOf(scheduler)) {
+      archive.write(key, c10::IValue(number));
+    }
+  };
+  const Load load = [&scheduler](InputArchive& archive) {
+    detail::SchedulerPosition position = detail::PositionOf(scheduler);
+    for (auto& [key, number] : position) {
+      c10::IValue value;
+      archive.read(key, value);
+      number = value.toDouble();
+    }
+    detail::SetPosition(scheduler, position);
+  };
+  return PartOfArchive("scheduler", name, save, load);
+}
+
+// Why an optimizer cannot be made again for other ranks; empty: it can.
+std::string WhyNot(const DistributedOptimizerOptions& options) {
+  if (detail::ShardOfJob(options.shard()) != Shard::None) {
+    return "is sharded, and a rank that is lost takes its shards of the state with it: use "
+           "Shard::None, or checkpoints and sirtakirun --max-restarts";
+  }
+  if (options.process_set().membership() != nullptr) {
+    return "averages over a process set, which ends with the ranks that it was made of: let it "
+           "average over all ranks";
+  }
+  return {};
+}
+
+void CheckMayChange(const std::string& name, const DistributedOptimizerOptions& options) {
+  const std::string why = WhyNot(options);
+  if (!why.empty()) RefuseState(core::StatusCode::kUnsupported, "the " + name + " " + why);
+}
+
+using NamedCopies = std::vector<std::pair<std::string, at::Tensor>>;
+
+NamedCopies TensorsOf(const torch::nn::Module& module, const Tensors* skipped = nullptr) {
+  NamedCopies tensors;
+  const auto is_skipped = [skipped](const at::Tensor& tensor) {
+    return skipped != nullptr && skipped->contains(tensor.unsafeGetTensorImpl());
+  };
+  const auto take = [&tensors, &is_skipped](const auto& named) {
+    for (const auto& item : named) {
+      if (!item.value().defined() || is_skipped(item.value())) continue;
+      tensors.emplace_back(item.key(), item.value());
+    }
+  };
+  take(module.named_parameters());
+  take(module.named_buffers());
+  return tensors;
+}
+
+NamedCopies CopiesOf(const torch::nn::Module& module, const Tensors* skipped) {
+  const at::NoGradGuard no_grad;
+  NamedCopies copies = TensorsOf(module, skipped);
+  for (auto& [_, tensor] : copies) tensor = tensor.detach().clone();
+  return copies;
+}
+
+void RestoreModule(const NamedCopies& now, const NamedCopies& kept, const std::string& name) {
+  const at::NoGradGuard no_grad;
+  const auto same_name = [](const auto& a, const auto& b) { return a.first == b.first; };
+  if (!std::equal(now.begin(), now.end(), kept.begin(), kept.end(), same_name)) {
+    RefuseState(core::StatusCode::kInvalidArgument,
+                "the " + name + " has got or lost parameters or buffers since the last commit()");
+  }
+  for (std::size_t i = 0; i < now.size(); ++i) now[i].second.detach().copy_(kept[i].second);
+}
+
+ElasticCopy CopyOfModule(torch::nn::Module& module, const std::string& title,
+                         const Tensors* skipped) {
+  const auto kept = std::make_shared<NamedCopies>();
+  return {
+      [&module, kept, skipped] { return detail::ElasticKeep(kept, CopiesOf(module, skipped)); },
+      [&module, kept, skipped, title] { RestoreModule(TensorsOf(module, skipped), *kept, title); },
+  };
+}
+
+ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
+  using Options = std::vector<std::unique_ptr<torch::optim::OptimizerOptions>>;
+  const auto kept = std::make_shared<Options>();
+  ElasticCopy copy;
+  copy.save = [&optimizer, kept] {
+    Options options;
+    for (const auto& group : optimizer.param_groups()) {
+      options.push_back(group.has_options() ? group.options().clone() : nullptr);
+    }
+    return detail::ElasticKeep(kept, std::move(options));
+  };
+  copy.restore = [&optimizer, kept] {
+    auto& groups = optimizer.param_groups();
+    for (std::size_t i = 0; i < groups.size() && i < kept->size(); ++i) {
+      if ((*kept)[i]) groups[i].set_options((*kept)[i]->clone());
+    }
+  };
+  return copy;
+}
+
+// The module itself may be one, and some in it.
+std::vector<detail::ModuleSynchronizer*> SynchronizersIn(torch::nn::Module& module) {
+  std::vector<detail::ModuleSynchronizer*> found;
+  const auto look_at = [&found](torch::nn::Module& one) {
+    auto* const owner = dynamic_cast<detail::SynchronizerOwner*>(&one);
+    if (owner != nullptr) found.push_back(&owner->synchronizer());
+  };
+  look_at(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look_at(*child);
+  return found;
+}
+
+}  // namespace
+
+void RefuseState(core::StatusCode code, const std::string& text) {
+  detail::ThrowStatus(core::Status(code, "elastic::State: " + text));
+}
+
+std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
+                          const Load& load) {
+  ElasticPart part;
+  part.name = detail::ElasticName(kind, name);
+  part.commit = CopyOfArchive(save, load);
+  part.step = CopyOfArchive(save, load);
+  part.sync = [save, load, key = detail::ElasticKey(part)](int root) {
+    detail::BroadcastSaved(
+        [&save](const detail::WriteBytes& write) {
+          OutputArchive archive;
+          save(archive);
+          archive.save_to(write);
+        },
+        [&load](const detail::ReadBytes& read, const std::function<std::size_t()>& bytes) {
+          InputArchive archive;
+          archive.load_from(read, bytes, c10::kCPU);
+          load(archive);
+        },
+        root, key, {});
+    // Loading may drop something, as a GradScaler drops what its ranks have agreed on: the root loads
+    // its own, too.
+    if (rank() == root && size() > 1) LoadBytes(load, BytesOf(save));
+  };
+  return part;
+}
+
+ElasticPart PartOfScheduler(const std::string& name, torch::optim::LRScheduler& scheduler) {
+  return PartOfAnyScheduler(name, scheduler);
+}
+
+ElasticPart PartOfScheduler(const std::string& name,
+                            torch::optim::ReduceLROnPlateauScheduler& scheduler) {
+  return PartOfAnyScheduler(name, scheduler);
+}
+
+ElasticPart PartOfModel(const std::string& name, torch::nn::Module& module,
+                        const Tensors* not_in_steps) {
+  ElasticPart part;
+  part.name = detail::ElasticName("model", name);
+  part.commit = CopyOfModule(module, part.name, nullptr);
+  part.step = CopyOfModule(module, part.name, not_in_steps);
+  part.tensors = [&module] {
+    std::vector<at::Tensor> tensors;
+    for (const auto& [_, tensor] : TensorsOf(module)) tensors.push_back(tensor);
+    return tensors;
+  };
+  part.sync = [&module](int root) { broadcast_parameters(module, root); };
+  for (const auto* const synchronizer : SynchronizersIn(module)) {
+    CheckMayChange(part.name, synchronizer->options().gradients());
+  }
+  part.leave = [&module] {
+    for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Leave();
+    module.zero_grad();
+  };
+  part.renew = [&module] {
+    for (auto* const synchronizer : SynchronizersIn(module)) synchronizer->Renew();
+  };
+  return part;
+}
+
+ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
+  ElasticPart part = PartOfArchive(
+      "optimizer", name,
+      [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
+      [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
+  part.step = CopyOfOptions(optimizer);
+  part.tensors = [&optimizer] { return ParametersOf(optimizer); };
+  part.sync = [&optimizer](int root) { broadcast_optimizer_state(optimizer, root); };
+  detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
+  if (reducer != nullptr) {
+    CheckMayChange(part.name, reducer->options());
+    part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
+  }
+  // The gradients belong to a step that is not made any more.
+  part.leave = [reducer, &optimizer] {
+    if (reducer != nullptr) reducer->Leave();
+    optimizer.zero_grad();
+  };
+  return part;
+}
+
+}  // namespace sirtaki::elastic
