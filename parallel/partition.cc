@@ -1,5 +1,6 @@
 #include "parallel/partition.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -18,7 +19,7 @@ struct Cut {
   std::size_t last_begin = 0;  // of the last stage
 };
 
-// The best cuts of the first layers into one stage more than `fewer` are the best cuts of.
+// Makes, of the best cuts of the first 0, 1, 2, … layers into some number of stages, those into one more.
 std::vector<Cut> AddStage(const std::vector<double>& sums, const std::vector<Cut>& fewer) {
   std::vector<Cut> best(fewer.size());
   for (std::size_t end = 1; end < best.size(); ++end) {

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "core/base/text.h"

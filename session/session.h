@@ -175,7 +175,7 @@ class Session {
   std::shared_ptr<void> AllocateShared(std::int64_t bytes);
   // Whether it reduces this memory, which may be anybody's, as well as that.
   bool IsShared(const void* memory) const;
-  // Whether only memory of a pool is reduced so. A session lies in none.
+  // Says whether only memory of a pool is reduced so: without one all memory is, also this object's.
   bool HasPool() const { return !IsShared(this); }
 
   // Every pending and later call, here and elsewhere, fails with kAborted and this reason.

@@ -76,9 +76,9 @@ class SetState {
   bool AllJoinedOrLeft() const;
   void EndEpoch();  // JoinDone
 
-  // Somebody may add a key that is known to wait somewhere below, perhaps without a report here yet.
+  // A key may be added without a report: a rank's own join, and what a child says has waited long.
   PendingKeys keys;
-  Joins joins;  // changed by NoteJoined and EndEpoch
+  Joins joins;  // NoteJoined and EndEpoch alone change who has joined
   SetStalls stalls;
   IdTable ids;
   AgreedId next_id = 1;          // the seat's

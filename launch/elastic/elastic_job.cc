@@ -349,16 +349,15 @@ class ElasticJob {
     }
     if (leaves) {
       over_at_ = std::min(over_at_, now);
-      std::string why = NameOf(worker, HostOf(worker));
-      if (!suspects.empty()) {
-        why += " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
-      }
       // With no text nothing has failed, or its program alone knows what.
       if (!notice.text.empty()) {
+        std::string why = NameOf(worker, HostOf(worker));
+        if (!suspects.empty()) {
+          why += " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
+        }
         NoteOver(notice.generation, why + ": " + notice.text);
-      } else if (change_.generation == notice.generation &&
-                 std::exchange(told_change_, notice.generation) != notice.generation) {
-        history_.NoteOver(notice.generation, change_.why, now);
+      } else if (change_.generation == notice.generation) {  // the first that leaves for it
+        history_.NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now);
@@ -496,11 +495,10 @@ class ElasticJob {
   std::size_t left_to_train_ = 0;
   TimePoint decided_at_{};  // the generation
   TimePoint joined_at_{};   // by its last member
-  AnnounceChange change_;   // the last
+  AnnounceChange change_;   // the last, until a worker leaves for it
   Beginning beginning_;
   TimePoint over_at_ = TimePoint::max();  // the generation before; max: it goes on
   int told_over_ = 0;                     // the generation of which standard error says so
-  int told_change_ = 0;  // and the one that was left for a change, of which the history does
   Connections connections_;
   JobOutput output_;
   Discovery discovery_;

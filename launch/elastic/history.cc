@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "core/config/config.h"
-#include "core/config/config_table.h"
 #include "core/trace/trace_files.h"
 #include "launch/plan/routes.h"
 
@@ -17,15 +16,6 @@ namespace {
 
 using core::Status;
 using NoteKind = GenerationNote::Kind;
-
-// What the ranks have for the option.
-std::string OptionOf(const char* name, const LaunchOptions& options,
-                     const core::EnvironmentView& env) {
-  const core::OptionSpec& spec = *core::FindOption(name);
-  const auto given = options.knobs.find(spec.Variable());
-  if (given != options.knobs.end()) return given->second;
-  return env.Find(spec.Variable()).value_or("");
-}
 
 // Appends the lines, in place of an earlier job's if it is the `first` time.
 Status Append(const std::string& path, const std::string& lines, bool first) {
@@ -39,24 +29,29 @@ Status Append(const std::string& path, const std::string& lines, bool first) {
 
 namespace fs = std::filesystem;
 
-// Where histories are; empty: nowhere.
+// The files of the history; an empty path: there is none.
 struct Places {
   std::string timeline;
   std::string records;
 };
 
-Places PlacesOf(const LaunchOptions& options, const core::EnvironmentView& env) {
+// The folders are those of the configuration that the ranks read. Where that is wrong, they say so.
+Places PlacesOf(const LaunchOptions& options, core::EnvironmentView env) {
+  for (const auto& [name, value] : options.knobs) env.Set(name, value);
+  core::Config config;
+  if (!core::ParseConfig({}, env, {}, &config, nullptr).ok()) return {};
   const auto in = [](const fs::path& folder) {
     return fs::absolute(folder / kGenerationsFile).string();
   };
   Places places;
-  const fs::path timeline = OptionOf("timeline", options, env);
+  const fs::path timeline = config.timeline;
   if (!timeline.empty()) {
-    places.timeline = in(timeline.extension() == ".json" ? timeline.parent_path() : timeline);
+    places.timeline = in(config.timeline.ends_with(".json") ? timeline.parent_path() : timeline);
   }
-  std::string records = OptionOf("flight_records", options, env);
-  if (records.empty() || records == core::kAutoFlightRecords) records = core::trace::kRecordFolder;
-  if (records != core::kNoFlightRecords) places.records = in(records);
+  if (config.flight_records == core::kNoFlightRecords) return places;
+  const bool is_auto = config.flight_records == core::kAutoFlightRecords;
+  places.records =
+      in(is_auto ? fs::path(core::trace::kRecordFolder) : fs::path(config.flight_records));
   return places;
 }
 

@@ -12,10 +12,11 @@
 
 namespace sirtaki::launch {
 
-// One thread uses it. Beside flight records there is a history as soon as there is something to explain. A file that cannot be written is told once on standard error; the job goes on.
+// One thread uses it. Beside flight records there is a history as soon as there is something to
+// explain. A file that cannot be written is told once on standard error; the job goes on.
 class History {
  public:
-  // The folders are those of the library's options timeline and flight_records. A history that is there
+  // The folders are those of the ranks' options timeline and flight_records. A history that is there
   // is an earlier job's, and is replaced.
   History(const LaunchOptions& options, const core::EnvironmentView& env);
 

@@ -19,7 +19,7 @@ using core::Status;
 using core::TimePoint;
 using NoteKind = GenerationNote::Kind;
 
-// More than a person reads.
+// A person reads no more than this.
 constexpr std::size_t kMostGenerations = 20;
 
 constexpr std::pair<NoteKind, const char*> kKinds[] = {

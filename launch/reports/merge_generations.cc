@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
-#include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -26,13 +23,10 @@ constexpr int kChangesTrack = 2;
 // Viewers treat process 0 as none.
 int ProcessOf(int worker) { return worker + 1; }
 
-double Microseconds(Duration duration) {
-  return static_cast<double>(std::chrono::nanoseconds(duration).count()) / 1e3;
-}
-
-class OfSirtakirun {
+// Writes the events of sirtakirun's own two tracks.
+class SirtakirunTracks {
  public:
-  OfSirtakirun(int process, TimePoint zero, std::vector<std::string>* objects)
+  SirtakirunTracks(int process, TimePoint zero, std::vector<std::string>* objects)
       : process_(process), zero_(zero), objects_(objects) {
     Name("process_name", 0, "name", "sirtakirun");
     Name("process_sort_index", 0, "sort_index", -1);
@@ -47,7 +41,7 @@ class OfSirtakirun {
     object["dur"] = Microseconds(*until - *from);
     Add(object);
   }
-  // Nobody knows when it ends.
+  // The bar has no known end.
   void Open(int track, const std::string& name, std::optional<TimePoint> from) {
     if (from) Add(Event(track, name, "B", *from));
   }
@@ -80,7 +74,7 @@ class OfSirtakirun {
   std::vector<std::string>* const objects_;
 };
 
-void Tell(const Generation& generation, const Generation* before, OfSirtakirun* to) {
+void Tell(const Generation& generation, const Generation* before, SirtakirunTracks* to) {
   const std::string title =
       "generation " + std::to_string(generation.number) + ": " + MembersText(generation.members);
   if (generation.over) {
@@ -143,10 +137,10 @@ GenerationsTimeline TimelineOf(const std::string& folder,
       timeline.parts.push_back(std::move(part));
     }
   }
-  OfSirtakirun of_sirtakirun(ProcessOf(last_worker + 1), zero, &timeline.objects);
+  SirtakirunTracks tracks(ProcessOf(last_worker + 1), zero, &timeline.objects);
   const Generation* before = nullptr;
   for (const Generation& generation : generations) {
-    Tell(generation, before, &of_sirtakirun);
+    Tell(generation, before, &tracks);
     before = &generation;
   }
   timeline.workers = static_cast<int>(workers.size());

@@ -10,7 +10,7 @@
 
 namespace sirtaki::launch {
 
-// What MergeTimelines makes one of. A process is a worker, whatever its rank; sirtakirun has one too, with the
+// MergeTimelines takes these. A process is a worker, whatever its rank; sirtakirun has one too, with the
 // generations and how long each change took. Time 0 is when it decided the first one.
 struct GenerationsTimeline {
   std::vector<TimelinePart> parts;

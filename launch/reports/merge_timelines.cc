@@ -42,7 +42,7 @@ bool IsObject(std::string_view text) {
 // The object of another time and process, as the part has them.
 std::string Moved(const TimelinePart& part, std::string_view text) {
   auto object = nlohmann::ordered_json::parse(text);
-  const double later = static_cast<double>(std::chrono::nanoseconds(part.later).count()) / 1e3;
+  const double later = Microseconds(part.later);
   if (const auto at = object.find("ts"); at != object.end() && at->is_number()) {
     *at = at->get<double>() + later;
   }

@@ -1,6 +1,7 @@
 // The timelines of a job's ranks, as core/trace/timeline writes them, in one file.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,11 @@
 #include "core/base/types.h"
 
 namespace sirtaki::launch {
+
+// The unit of a trace's times.
+inline double Microseconds(core::Duration duration) {
+  return static_cast<double>(std::chrono::nanoseconds(duration).count()) / 1e3;
+}
 
 // The files "rank-<number>.json" of a folder, by number, that are of the same run as the first of
 // them: an earlier run of more ranks has left others. `notes` says, a line each, which were left

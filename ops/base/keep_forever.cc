@@ -20,8 +20,7 @@ struct Kept {
 
 struct AllKept {
   core::Mutex mutex;
-  std::vector<std::shared_ptr<void>> forever SIRTAKI_GUARDED_BY(mutex);
-  std::vector<Kept> for_now SIRTAKI_GUARDED_BY(mutex);
+  std::vector<Kept> all SIRTAKI_GUARDED_BY(mutex);  // without let_go: for ever
 };
 
 AllKept& OfThisProcess() {
@@ -35,36 +34,29 @@ void Leak(std::shared_ptr<void> what) {
   new (place.data()) std::shared_ptr<void>(std::move(what));
 }
 
+void Keep(LetGo let_go, std::shared_ptr<void> what) {
+  AllKept& kept = OfThisProcess();
+  core::MutexLock lock(kept.mutex);
+  try {
+    kept.all.emplace_back();
+  } catch (const std::bad_alloc&) {
+    return Leak(std::move(what));
+  }
+  kept.all.back() = {std::move(let_go), std::move(what)};
+}
+
 }  // namespace
 
 LetGo LetsGoAtOnce() {
   return [] { return true; };
 }
 
-void KeepForever(std::shared_ptr<void> what) {
-  AllKept& kept = OfThisProcess();
-  core::MutexLock lock(kept.mutex);
-  try {
-    kept.forever.emplace_back();
-  } catch (const std::bad_alloc&) {
-    return Leak(std::move(what));
-  }
-  kept.forever.back() = std::move(what);
-}
+void KeepForever(std::shared_ptr<void> what) { Keep(nullptr, std::move(what)); }
 
 void KeepUntil(LetGo let_go, std::shared_ptr<void> what) {
-  if (!let_go) return KeepForever(std::move(what));
-  AllKept& kept = OfThisProcess();
-  {
-    core::MutexLock lock(kept.mutex);
-    try {
-      kept.for_now.emplace_back();
-    } catch (const std::bad_alloc&) {
-      return Leak(std::move(what));
-    }
-    kept.for_now.back() = {std::move(let_go), std::move(what)};
-  }
-  DropKept();
+  const bool may_go = let_go != nullptr;
+  Keep(std::move(let_go), std::move(what));
+  if (may_go) DropKept();
 }
 
 void DropKept() {
@@ -72,11 +64,12 @@ void DropKept() {
   AllKept& kept = OfThisProcess();
   core::MutexLock lock(kept.mutex);
   try {
-    gone.reserve(kept.for_now.size());
-    const auto first_gone = std::partition(kept.for_now.begin(), kept.for_now.end(),
-                                           [](const Kept& one) { return !one.let_go(); });
-    std::move(first_gone, kept.for_now.end(), std::back_inserter(gone));
-    kept.for_now.erase(first_gone, kept.for_now.end());
+    gone.reserve(kept.all.size());
+    const auto first_gone = std::partition(kept.all.begin(), kept.all.end(), [](const Kept& one) {
+      return !one.let_go || !one.let_go();
+    });
+    std::move(first_gone, kept.all.end(), std::back_inserter(gone));
+    kept.all.erase(first_gone, kept.all.end());
   } catch (...) {  // memory is short: all of it stays until it is asked again
   }
 }

@@ -26,8 +26,8 @@ struct HostLanesOptions {
   // Something finished on the large lane (rings the engine's doorbell).
   std::function<void()> on_progress;
   core::trace::ObserverPtr observer;  // null: nothing is recorded
-  // The backend rests on it: it stays for a thread that is left behind in the backend. Null: on
-  // nothing that goes before.
+  // The medium under the backend, which a thread that is left behind there keeps alive. Null: the
+  // backend needs nothing that goes earlier.
   std::shared_ptr<void> medium;
 };
 

@@ -93,6 +93,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   core::Status AwaitDrained();  // nothing is in flight
   void FreeArenas();
   void EndWell();
+  void FreeOwn();
   // `concerned`: the group that has failed, which was launched perhaps; null: none.
   void EndBadly(GroupTaskPtr concerned) SIRTAKI_EXCLUDES(mutex);
   void LeaveAll(GroupTaskPtr concerned);

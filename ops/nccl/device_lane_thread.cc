@@ -95,7 +95,11 @@ void DeviceLane::Impl::FreeArenas() {
 void DeviceLane::Impl::EndWell() {
   if (!sets.FinalizeAll(patience()).ok()) options.communicators->AbortAll(options.device);
   FreeArenas();
-  // Pinned memory goes on this thread, whose device it is.
+  FreeOwn();
+}
+
+// Pinned memory goes on this thread, whose device it is.
+void DeviceLane::Impl::FreeOwn() {
   pinned.reset();
   events.reset();
   kernels.reset();
@@ -106,11 +110,11 @@ bool DeviceLane::Impl::IsThrough() const {
   cuda::EventPtr end;
   if (stream == nullptr || !events->Mark(stream->handle(), &end).ok()) return false;
   const core::TimePoint limit = core::Clock::now() + kThroughLimit;
-  for (bool reached = false;;) {
-    if (!end->Poll(&reached).ok()) return false;
-    if (reached || core::Clock::now() >= limit) return reached;
+  bool reached = false;
+  while (end->Poll(&reached).ok() && !reached && core::Clock::now() < limit) {
     std::this_thread::sleep_for(kLongestPause);
   }
+  return reached;
 }
 
 // The device may write to what was launched until the communicators are aborted, and after an error
@@ -124,10 +128,7 @@ void DeviceLane::Impl::EndBadly(GroupTaskPtr concerned) {
   if (!goes) return LeaveAll(std::move(concerned));
   sets.LeaveArenas();
   frees->Close();
-  pinned.reset();
-  events.reset();
-  kernels.reset();
-  stream.reset();
+  FreeOwn();
 }
 
 void DeviceLane::Impl::LeaveAll(GroupTaskPtr concerned) {

@@ -196,7 +196,7 @@ TEST(RandomSchedulesTest, AnyOrderOfPassesIsCompleted) {
     ASSERT_TRUE(good || i % 2 == 1) << fault.text;
     if (!good && Has(fault.text, "in a circle")) ++circles;
   }
-  EXPECT_TRUE(circles > 0 || count < 5000);  // few have none by chance
+  EXPECT_TRUE(circles > 0 || count < 5000);  // at the usual 500 there may be none
 }
 
 TEST(RandomSchedulesTest, MessagesBetweenTwoRanksHaveDifferentNumbers) {
