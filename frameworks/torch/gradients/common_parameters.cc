@@ -61,6 +61,40 @@ std::int64_t PagesOf(const at::Tensor& parameter) {
   return (kIntoPage + static_cast<std::int64_t>(parameter.nbytes()) + page - 1) / page * page;
 }
 
+// Calls `with(offset, bytes)` for each page of common memory in which what lies at `mine`, a parameter's
+// `bytes` that begin there at `begin`, differs.
+template <class With>
+void ForEachDifferentPage(const CommonMemory& memory, std::int64_t begin, const std::byte* mine,
+                          std::int64_t bytes, const With& with) {
+  const std::int64_t page = ops::shm::PageSize();
+  for (std::int64_t at = 0; at < bytes;) {
+    const std::int64_t end = std::min(bytes, (begin + at) / page * page + page - begin);
+    const auto size = static_cast<std::size_t>(end - at);
+    if (std::memcmp(memory.common() + begin + at, mine + at, size) != 0) with(at, end - at);
+    at = end;
+  }
+}
+
+// Calls `with(candidate, pages)` for what this rank has written in the pages of common parameters.
+template <class With>
+void ForEachWritten(const std::vector<CommonCandidate>& candidates, const With& with) {
+  std::map<const CommonMemory*, std::vector<CommonMemory::Range>> written;
+  for (const CommonCandidate& candidate : candidates) {
+    const CommonPlace& place = *candidate.place;
+    if (!place.memory) continue;
+    const auto [found, is_new] = written.try_emplace(place.memory.get());
+    if (is_new) ThrowIfError(place.memory->FindWritten(&found->second));
+    const std::int64_t first_page = place.begin - kIntoPage;
+    const std::int64_t end = first_page + PagesOf(place.own);
+    auto range = std::partition_point(found->second.begin(), found->second.end(),
+                                      [&](const auto& of) { return of.end <= first_page; });
+    for (; range != found->second.end() && range->begin < end; ++range) {
+      with(candidate,
+           CommonMemory::Range{std::max(first_page, range->begin), std::min(end, range->end)});
+    }
+  }
+}
+
 bool OnOneHost(const SessionSet& set) {
   const std::vector<int>& host_of_rank = set.session->topology().host_of_rank;
   const auto host = [&](int rank) { return host_of_rank[static_cast<std::size_t>(rank)]; };
@@ -94,23 +128,24 @@ void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
     *place = {};
   }
   if (!adopted.empty()) Adopt(candidates, adopted);
+  // The first step asks again for what cannot be common yet, and settles it.
+  const bool in_step = std::any_of(candidates.begin(), candidates.end(),
+                                   [](const auto& candidate) { return candidate.is_stepped; });
   for (const CommonCandidate& candidate : candidates) {
-    if (candidate.is_stepped) candidate.place->seen = candidate.parameter.const_data_ptr();
-    has_common_ = has_common_ || candidate.place->memory;
+    const bool is_common = candidate.place->memory != nullptr;
+    if (in_step || is_common) candidate.place->seen = candidate.parameter.const_data_ptr();
+    has_common_ = has_common_ || is_common;
   }
-  // Where no parameter had a gradient, later ones may.
-  if (!adopted.empty() || !left.empty()) on_ = has_common_;
+  if (in_step && !(adopted.empty() && left.empty())) on_ = has_common_;
 }
 
 void CommonParameters::Ask(const std::vector<CommonCandidate>& candidates, const std::string& error,
                            Positions* adopted, Positions* left) const {
   std::vector<std::int64_t> moved;  // twice the position, and 1 where it may move
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const auto& [parameter, place, begin, count, stepped] = candidates[i];
-    // One without a gradient may have other numbers on each rank.
-    if (parameter.numel() == 0 || (!stepped && !place->memory)) continue;
-    if (parameter.const_data_ptr() == place->seen) continue;
-    moved.push_back(static_cast<std::int64_t>(2 * i) + (stepped && MayMove(parameter) ? 1 : 0));
+    const at::Tensor& parameter = candidates[i].parameter;
+    if (parameter.numel() == 0 || parameter.const_data_ptr() == candidates[i].place->seen) continue;
+    moved.push_back(static_cast<std::int64_t>(2 * i) + (MayMove(parameter) ? 1 : 0));
   }
   TensorCall call;
   call.kind = core::OpKind::kAllGather;
@@ -140,7 +175,12 @@ void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
     begins.push_back(bytes + kIntoPage);
     bytes += PagesOf(candidates[i].parameter);
   }
-  const std::shared_ptr<CommonMemory> memory = MakeMemory(bytes);
+  const std::shared_ptr<CommonMemory> memory = MakeMemory(bytes, [&](std::byte* common) {
+    for (std::size_t a = 0; a < adopted.size(); ++a) {
+      const at::Tensor& parameter = candidates[adopted[a]].parameter;
+      std::memcpy(common + begins[a], parameter.const_data_ptr(), parameter.nbytes());
+    }
+  });
   std::int64_t freed = 0;
   for (std::size_t a = 0; a < adopted.size(); ++a) {
     const auto& [parameter, place, shard_begin, shard_count, stepped] = candidates[adopted[a]];
@@ -150,11 +190,13 @@ void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
     place->begin = begins[a];
     place->own = TensorAt(memory, memory->own() + begins[a], parameter);
     place->common = TensorAt(memory, memory->common() + begins[a], parameter);
-    // Each rank brings its own shard, as when parameters are gathered.
-    const auto size = static_cast<std::int64_t>(parameter.element_size());
-    std::memcpy(memory->common() + begins[a] + shard_begin * size,
-                static_cast<const std::byte*>(parameter.const_data_ptr()) + shard_begin * size,
-                static_cast<std::size_t>(shard_count * size));
+    // What this rank has otherwise than the first one stays its own.
+    const auto* const had = static_cast<const std::byte*>(parameter.const_data_ptr());
+    ForEachDifferentPage(*memory, begins[a], had, static_cast<std::int64_t>(parameter.nbytes()),
+                         [&](std::int64_t at, std::int64_t size) {
+                           std::memcpy(memory->own() + begins[a] + at, had + at,
+                                       static_cast<std::size_t>(size));
+                         });
     parameter.set_data(place->own);
     // The pool would keep it for some time, and at no time are all parameters to be there twice.
     freed += static_cast<std::int64_t>(parameter.nbytes());
@@ -165,7 +207,8 @@ void CommonParameters::Adopt(const std::vector<CommonCandidate>& candidates,
 }
 
 // The first rank makes it, and tells the others where; null on all ranks if one of them cannot see it.
-std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
+std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(
+    std::int64_t bytes, const std::function<void(std::byte* memory)>& fill) {
   std::shared_ptr<CommonMemory> memory;
   CommonMemory::Name name;
   core::Status status;
@@ -187,6 +230,7 @@ std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
   } else if (!first) {
     status = CommonMemory::Open(name, numbers[3], &memory);
   }
+  if (first && memory) fill(memory->common());
   const at::Tensor seen =
       AllGatherBlocking(at::tensor({memory ? 1 : 0}, at::kLong), name_ + "/seen", set_);
   if (seen.sum().item<std::int64_t>() == set_.size()) return memory;
@@ -199,29 +243,40 @@ std::shared_ptr<CommonMemory> CommonParameters::MakeMemory(std::int64_t bytes) {
   return nullptr;
 }
 
+void CommonParameters::LetGoOfEqual(const std::vector<CommonCandidate>& candidates) {
+  ForEachWritten(candidates, [](const CommonCandidate& of, const CommonMemory::Range& pages) {
+    const CommonPlace& place = *of.place;
+    CommonMemory& memory = *place.memory;
+    const std::int64_t begin = std::max(place.begin, pages.begin);
+    const std::int64_t end =
+        std::min(pages.end, place.begin + static_cast<std::int64_t>(place.own.nbytes()));
+    std::int64_t equal_from = pages.begin;
+    const auto let_go_until = [&](std::int64_t until) {
+      if (equal_from < until) memory.LetGo({equal_from, until});
+    };
+    ForEachDifferentPage(
+        memory, begin, memory.own() + begin, end - begin, [&](std::int64_t at, auto) {
+          const std::int64_t page = (begin + at) / ops::shm::PageSize() * ops::shm::PageSize();
+          let_go_until(page);
+          equal_from = page + ops::shm::PageSize();
+        });
+    let_go_until(pages.end);
+  });
+}
+
 void CommonParameters::TakeWritten(const std::vector<CommonCandidate>& candidates) {
-  std::map<const CommonMemory*, std::vector<CommonMemory::Range>> written;
-  for (const auto& [parameter, place, shard_begin, shard_count, stepped] : candidates) {
-    if (!place->memory || !stepped) continue;
-    const auto [found, is_new] = written.try_emplace(place->memory.get());
-    if (is_new) ThrowIfError(place->memory->FindWritten(&found->second));
-    const auto size = static_cast<std::int64_t>(parameter.element_size());
-    const std::int64_t first_page = place->begin - kIntoPage;
-    const std::int64_t end = first_page + PagesOf(parameter);
-    const std::int64_t begin_of_shard = place->begin + shard_begin * size;
-    const std::int64_t end_of_shard = begin_of_shard + shard_count * size;
-    auto range = std::partition_point(found->second.begin(), found->second.end(),
-                                      [&](const auto& of) { return of.end <= first_page; });
-    for (; range != found->second.end() && range->begin < end; ++range) {
-      const std::int64_t from = std::max(begin_of_shard, range->begin);
-      const std::int64_t to = std::min(end_of_shard, range->end);
-      if (from < to) {
-        std::memcpy(place->memory->common() + from, place->memory->own() + from,
-                    static_cast<std::size_t>(to - from));
-      }
-      place->memory->LetGo({std::max(first_page, range->begin), std::min(end, range->end)});
+  ForEachWritten(candidates, [](const CommonCandidate& of, const CommonMemory::Range& pages) {
+    if (!of.is_stepped) return;
+    CommonMemory& memory = *of.place->memory;
+    const auto size = static_cast<std::int64_t>(of.parameter.element_size());
+    const std::int64_t begin_of_shard = of.place->begin + of.shard_begin * size;
+    const std::int64_t from = std::max(begin_of_shard, pages.begin);
+    const std::int64_t to = std::min(begin_of_shard + of.shard_count * size, pages.end);
+    if (from < to) {
+      std::memcpy(memory.common() + from, memory.own() + from, static_cast<std::size_t>(to - from));
     }
-  }
+    memory.LetGo(pages);
+  });
 }
 
 }  // namespace sirtaki::detail

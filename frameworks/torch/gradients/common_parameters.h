@@ -1,12 +1,13 @@
 // The ranks of a host have the parameters of a sharded optimizer once, in place of once each, since
-// its steps write each element on one rank alone. Between steps a rank may write to its parameters
-// as ever. What it writes is its own; the next step takes it over where it lies in
-// this rank's shard, and lets go of the rest, as the gather of separate parameters does.
+// its steps write each element on one rank alone. Between steps, and where the ranks had other numbers
+// to begin with, a rank may have numbers of its own, as in copies. The next step takes them over where
+// they lie in this rank's shard, and lets go of the rest, as the gather of separate parameters does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ class CommonParameters {
   bool WouldMove(const at::Tensor& parameter, const CommonPlace& place) const {
     return on_ && !place.memory && parameter.const_data_ptr() != place.seen;
   }
+  // Lets go of what this rank has written, or has brought, where all have the same there.
+  static void LetGoOfEqual(const std::vector<CommonCandidate>& candidates);
   // Brings what this rank has written in its shards of the parameters of the step to where all see it,
   // and lets go of the rest. To be called between Meet and the gather: before the base's step, and
   // after it for what that has written to the program's view of the parameters. A parameter without
@@ -65,7 +68,9 @@ class CommonParameters {
            Positions* adopted, Positions* left) const;
   // Makes these common, or none of them where the ranks cannot see each other's memory.
   void Adopt(const std::vector<CommonCandidate>& candidates, const Positions& adopted);
-  std::shared_ptr<ops::shm::CommonMemory> MakeMemory(std::int64_t bytes);
+  // `fill`: what the first rank puts there before the others look.
+  std::shared_ptr<ops::shm::CommonMemory> MakeMemory(
+      std::int64_t bytes, const std::function<void(std::byte* memory)>& fill);
 
   const SessionSet set_;
   const std::string name_;   // of its calls

@@ -304,6 +304,7 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
   }
   Scan(optimizer);
   StartAnew();
+  if (shards_) shards_->LetGoOfCopies();
 }
 
 void GradientReducer::Impl::CheckParametersWhenDue() {

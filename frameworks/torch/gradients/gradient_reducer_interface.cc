@@ -78,6 +78,7 @@ void GradientReducer::Make(const torch::optim::Optimizer& optimizer, const Named
       std::make_shared<Impl>(names, DistributedOptimizerOptions(made_->options).shard(shard),
                              &optimizer, CurrentSession());
   impl->Scan(optimizer);
+  if (impl->shards()) impl->shards()->Share(optimizer);
   impl_ = std::move(impl);
 }
 

@@ -33,9 +33,9 @@ core::HandlePtr LaunchedBuckets::FirstUnderWay(Buckets* done) {
 
 LaunchedBuckets::Buckets LaunchedBuckets::Add(const std::shared_ptr<Bucket>& launched,
                                               bool may_wait, session::Session& session) {
-  constexpr auto kPatience = std::chrono::milliseconds(50);
+  constexpr auto kPatience = std::chrono::milliseconds(250);
   constexpr std::int64_t kLeastBytes = std::int64_t{16} << 20;
-  const std::int64_t most = 2 * std::max(session.limits().bucket_bytes, kLeastBytes);
+  const std::int64_t most = std::max(session.limits().bucket_bytes, kLeastBytes);
   Buckets done;
   std::unique_lock<std::mutex> lock(mutex_);
   buckets_.push_back(launched);

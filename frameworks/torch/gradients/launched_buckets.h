@@ -20,8 +20,8 @@ class LaunchedBuckets {
   using Buckets = std::vector<std::shared_ptr<Bucket>>;
 
   // A bucket was submitted. Gives those that are done, in the order of their submission, up to the
-  // first that is not: it is time to take their shards. `may_wait`: if more is under way than two
-  // buckets, it waits for the first, as reductions that fall behind would keep all whole gradients
+  // first that is not: it is time to take their shards. `may_wait`: if more is under way than one
+  // bucket, it waits for the first, as reductions that fall behind would keep all whole gradients
   // alive. The other ranks may not have that bucket before the end of their backward(), and may wait
   // for another: the wait is short, and one in vain lets the next hooks go on.
   Buckets Add(const std::shared_ptr<Bucket>& launched, bool may_wait, session::Session& session);

@@ -97,17 +97,22 @@ OptimizerShards::OptimizerShards(SessionSet set, std::string what, ShardBy by, b
       elements_(static_cast<std::size_t>(set_.size())),
       common_(set_, what_, common) {}
 
-OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
+const OptimizerShards::Shards* OptimizerShards::FindCut(const at::Tensor& parameter) const {
   const auto found = shards_.find(parameter.unsafeGetTensorImpl());
-  if (found == shards_.end()) {
+  return found == shards_.end() || found->second.cuts.empty() ? nullptr : &found->second;
+}
+
+OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
+  const Shards* const cut = FindCut(parameter);
+  if (cut == nullptr) {
     CheckParameter(parameter, {}, {});
   } else {
-    CheckParameter(parameter, found->second.cuts, found->second.strides);
+    CheckParameter(parameter, cut->cuts, cut->strides);
   }
   Shards& shards = shards_[parameter.unsafeGetTensorImpl()];
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
-    shards.number = shards_.size();
+    shards.number = ++cut_;
     shards.parameter = parameter;
     shards.strides = parameter.strides().vec();
     shards.cuts = CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
@@ -237,6 +242,23 @@ void OptimizerShards::Uncut(const std::vector<Shards*>& all,
   }
 }
 
+std::vector<CommonCandidate> OptimizerShards::CandidatesOf(const std::vector<Shards*>& all) const {
+  std::vector<CommonCandidate> candidates;
+  for (Shards* const shards : all) {
+    // A parameter moves only where nothing else has its memory.
+    if (common_.WouldMove(shards->parameter, shards->place) && shards->mine.defined() &&
+        !shards->mine.is_same(shards->parameter)) {
+      shards->mine.set_data(at::empty({0}, shards->mine.options()));
+    }
+    const bool is_cut = !shards->cuts.empty();
+    const std::int64_t begin = is_cut ? shards->cuts[self()] : 0;
+    const std::int64_t end = is_cut ? shards->cuts[self() + 1] : 0;
+    candidates.push_back(
+        {shards->parameter, &shards->place, begin, end - begin, shards->is_stepped()});
+  }
+  return candidates;
+}
+
 void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& base_step) {
   const at::NoGradGuard no_grad;
   std::vector<Shards*> all;
@@ -262,17 +284,7 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
     }
   };
   attempt([&] { Find(optimizer, &all, &stepped); });
-  std::vector<CommonCandidate> candidates;
-  for (Shards* const shards : all) {
-    // A parameter moves only where nothing else has its memory; Cut lets the shard lie in it again.
-    if (common_.WouldMove(shards->parameter, shards->place) && shards->mine.defined() &&
-        !shards->mine.is_same(shards->parameter)) {
-      shards->mine.set_data(at::empty({0}, shards->mine.options()));
-    }
-    const std::int64_t begin = shards->cuts[self()];
-    candidates.push_back({shards->parameter, &shards->place, begin,
-                          shards->cuts[self() + 1] - begin, shards->is_stepped()});
-  }
+  const std::vector<CommonCandidate> candidates = CandidatesOf(all);
   meet([&] { common_.Meet(candidates, error); });
   if (!first_error) {
     attempt([&] {
@@ -287,22 +299,45 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
   if (first_error) std::rethrow_exception(first_error);
 }
 
+void OptimizerShards::Share(const Optimizer& optimizer) {
+  if (!common_.on()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<Shards*> all;
+  std::unordered_set<const void*> seen;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      all.push_back(&shards_[parameter.unsafeGetTensorImpl()]);
+      all.back()->parameter = parameter;
+    }
+  }
+  common_.Meet(CandidatesOf(all), /*error=*/{});
+  for (Shards* const shards : all) {
+    if (!shards->cuts.empty()) Place(*shards);
+  }
+}
+
+void OptimizerShards::LetGoOfCopies() {
+  if (is_cut_ || !common_.on()) return;
+  std::vector<CommonCandidate> candidates;
+  for (auto& [key, shards] : shards_) candidates.push_back({shards.parameter, &shards.place});
+  CommonParameters::LetGoOfEqual(candidates);
+}
+
 void OptimizerShards::Save(Optimizer& optimizer, torch::serialize::OutputArchive& archive) {
   Groups groups;
   std::vector<ShardRange> ranges;
   for (const auto& group : optimizer.param_groups()) {
     std::vector<at::Tensor>& of_group = groups.emplace_back();
     for (const at::Tensor& parameter : group.params()) {
-      const auto found = shards_.find(parameter.unsafeGetTensorImpl());
-      const bool is_cut = found != shards_.end() && !found->second.cuts.empty();
-      if (!is_cut) {  // no step has seen it: there is no state to be lost
+      const Shards* const cut = FindCut(parameter);
+      if (cut == nullptr) {  // no step has seen it: there is no state to be lost
         ranges.push_back({0, self() == 0 ? parameter.numel() : 0});
         if (self() == 0) of_group.push_back(parameter);
         continue;
       }
-      const Shards& shards = found->second;
-      ranges.push_back({shards.cuts[self()], shards.cuts[self() + 1] - shards.cuts[self()]});
-      if (ranges.back().count > 0) of_group.push_back(shards.mine);
+      ranges.push_back({cut->cuts[self()], cut->cuts[self() + 1] - cut->cuts[self()]});
+      if (ranges.back().count > 0) of_group.push_back(cut->mine);
     }
   }
   // The optimizer's save() takes what it has for whole.
@@ -333,10 +368,10 @@ std::vector<ShardOfParameter> OptimizerShards::Mine() const {
 std::optional<core::KeptPart> OptimizerShards::PartToKeep(const at::Tensor& parameter,
                                                           const at::Tensor& result,
                                                           at::Tensor* shard) const {
-  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
+  const Shards* const cut = FindCut(parameter);
   // What is wrong with the parameter, if something is, TakeGradient says.
-  if (found == shards_.end()) return std::nullopt;
-  const std::vector<std::int64_t>& cuts = found->second.cuts;
+  if (cut == nullptr) return std::nullopt;
+  const std::vector<std::int64_t>& cuts = cut->cuts;
   if (parameter.numel() != cuts.back() || result.sizes() != parameter.sizes() ||
       !LiesWith(result, parameter.strides())) {
     return std::nullopt;
@@ -355,26 +390,25 @@ std::optional<core::KeptPart> OptimizerShards::PartToKeep(const at::Tensor& para
 }
 
 core::PartCuts OptimizerShards::CutsOf(const at::Tensor& parameter) const {
-  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
-  if (found == shards_.end()) return nullptr;
-  return std::make_shared<const std::vector<std::int64_t>>(found->second.cuts);
+  const Shards* const cut = FindCut(parameter);
+  if (cut == nullptr) return nullptr;
+  return std::make_shared<const std::vector<std::int64_t>>(cut->cuts);
 }
 
 bool OptimizerShards::MayTake(const at::Tensor& parameter) const {
-  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
-  return found != shards_.end() && !found->second.has_gradient;
+  const Shards* const cut = FindCut(parameter);
+  return cut != nullptr && !cut->has_gradient;
 }
 
 void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                                    const at::Tensor& shard) {
-  const auto found = shards_.find(parameter.unsafeGetTensorImpl());
-  if (found == shards_.end()) {
+  if (FindCut(parameter) == nullptr) {
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "the gradient of a parameter of " + TypeAndShape(parameter) +
                                  " cannot be kept in shards: zero_grad() of the optimizer cuts the "
                                  "parameter, or says why it cannot"));
   }
-  Shards& shards = found->second;
+  Shards& shards = shards_.at(parameter.unsafeGetTensorImpl());
   if (shards.has_gradient) {
     ThrowStatus(core::Status(
         core::StatusCode::kInvalidArgument,

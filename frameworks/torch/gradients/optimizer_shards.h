@@ -52,6 +52,12 @@ class OptimizerShards {
   // a rank that throws is an error on every rank. Collective.
   void Step(torch::optim::Optimizer& optimizer, const std::function<void()>& base_step);
 
+  // Lets the parameters of a new optimizer lie once on the host, where that is wanted. Collective.
+  void Share(const torch::optim::Optimizer& optimizer);
+  // Until the first step lets go of copies that broadcasts and loaded files have left: they would be
+  // there beside the first gradients.
+  void LetGoOfCopies();
+
   const SessionSet& set() const { return set_; }
   // Whether the optimizer's state is that of shards: a step has cut it, and none was loaded since.
   bool is_cut() const { return is_cut_; }
@@ -87,10 +93,10 @@ class OptimizerShards {
 
  private:
   struct Shards {
-    std::size_t number = 0;  // in the order in which parameters were cut
+    std::size_t number = 0;  // in the order in which parameters were cut, from 1
     at::Tensor parameter;
     std::vector<std::int64_t> strides;  // as it was cut
-    std::vector<std::int64_t> cuts;
+    std::vector<std::int64_t> cuts;     // empty: it was not
     CommonPlace place;
     at::Tensor mine;            // not defined: this rank has none of it
     bool has_gradient = false;  // an average was taken,
@@ -102,9 +108,14 @@ class OptimizerShards {
 
   std::size_t self() const { return static_cast<std::size_t>(set_.members.index()); }
   Shards& ShardsOf(const at::Tensor& parameter);
+  // Null: it was not cut.
+  const Shards* FindCut(const at::Tensor& parameter) const;
   // Lets `mine` be this rank's shard, wherever that lies now.
   void Place(Shards& shards) const;
   void TakeState(torch::optim::Optimizer& optimizer, const Shards& shards) const;
+  // What CommonParameters takes of these, whose shards do not lie in the memory of their parameters
+  // until they are placed again.
+  std::vector<CommonCandidate> CandidatesOf(const std::vector<Shards*>& all) const;
   // Finds the shards of all parameters, once each, and of those that have a gradient.
   void Find(const torch::optim::Optimizer& optimizer, std::vector<Shards*>* all,
             std::vector<Shards*>* stepped);
@@ -123,6 +134,7 @@ class OptimizerShards {
   const ShardBy by_;
   const bool of_gradients_;
   std::unordered_map<const void*, Shards> shards_;  // by parameter
+  std::size_t cut_ = 0;                             // how many of them are
   std::vector<std::int64_t> elements_;              // by rank
   CommonParameters common_;
   LaunchedBuckets launched_;

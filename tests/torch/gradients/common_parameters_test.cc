@@ -1,8 +1,10 @@
 // The parameters of a sharded optimizer lie once for all ranks of a host, and a program that writes
 // to them in between has the numbers that it has where each rank has a copy.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <cinttypes>
 #include <cstdint>
@@ -106,12 +108,73 @@ void ExpectEqualOnAllRanks(const std::vector<torch::Tensor>& weights) {
   }
 }
 
-TEST(CommonParametersTest, LieOnceAfterTheFirstStep) {
+// Whether the page in which the tensor begins is a copy of this rank's: there, and not the file's.
+bool IsCopy(const torch::Tensor& tensor) {
+  const auto at = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const volatile char touched = *static_cast<const char*>(tensor.const_data_ptr());
+  static_cast<void>(touched);
+  std::uint64_t entry = 0;
+  const int table = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  const auto page = static_cast<off_t>(at / static_cast<std::uintptr_t>(getpagesize()));
+  EXPECT_EQ(pread(table, &entry, sizeof(entry), page * 8), 8);
+  close(table);
+  return (entry >> 63 & 1) != 0 && (entry >> 61 & 1) == 0;
+}
+
+TEST(CommonParametersTest, RanksKeepOtherNumbersUntilTheyAreBroadcast) {
+  RunTorchRanks(3, [](int rank) {
+    std::vector<torch::Tensor> weights = MixedWeights();
+    {
+      const torch::NoGradGuard no_grad;
+      if (rank == 1) weights[3].add_(1);
+    }
+    const auto was = weights[3].detach().clone();
+    auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.01)), InShards());
+    EXPECT_TRUE(IsCommon(weights[3]));
+    EXPECT_TRUE(torch::equal(weights[3], was));
+    EXPECT_EQ(IsCopy(weights[3]), rank == 1);
+    EXPECT_FALSE(IsCopy(weights[0])) << "what all had alike is there once";
+    barrier();
+    broadcast_parameters(weights, 0);
+    EXPECT_EQ(IsCopy(weights[0]), rank != 0);
+    optimizer.zero_grad();
+    ExpectEqualOnAllRanks(weights);
+    for (const int i : {0, 3}) EXPECT_FALSE(IsCopy(weights[i])) << i;
+    barrier();
+  });
+}
+
+TEST(CommonParametersTest, OtherNumbersThatNoBroadcastHasMadeEqual) {
+  RunTorchRanks(
+      3,
+      [](int rank) {
+        const auto train = [&](bool common) {
+          std::vector<torch::Tensor> weights = MixedWeights();
+          {
+            const torch::NoGradGuard no_grad;
+            for (torch::Tensor& weight : weights) weight.add_(0.125 * rank);
+          }
+          auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards(common));
+          std::vector<torch::Tensor> seen;
+          for (int step = 0; step < 3; ++step) {
+            for (const torch::Tensor& weight : weights) seen.push_back(weight.detach().clone());
+            optimizer.zero_grad();
+            BackwardOfAll({weights[0], weights[3 + step % 2 * 2]}, rank, step);
+            optimizer.step();
+          }
+          return seen;
+        };
+        ExpectSameTensors(train(true), train(false), "other numbers");
+      },
+      habits::Deterministic());
+}
+
+TEST(CommonParametersTest, LieOnceWhenTheOptimizerIsMade) {
   RunTorchRanks(2, [](int rank) {
     std::vector<torch::Tensor> weights = MixedWeights();
     const auto strides = weights[1].strides().vec();
     auto optimizer = DistributedOptimizer(Adam(weights, AdamOptions(0.01)), InShards());
-    for (const torch::Tensor& weight : weights) EXPECT_FALSE(IsCommon(weight));
+    for (const torch::Tensor& weight : weights) EXPECT_EQ(IsCommon(weight), weight.numel() > 0);
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
       BackwardOfAll(weights, rank, step);
