@@ -29,7 +29,9 @@ Status Session::MakeFirstSets(core::TimePoint deadline) {
     Status status = impl_->engine->Wait(*handle, deadline);
     if (status.ok()) continue;
     // Another rank has started, and has failed since: every call says so, as if it had been later.
-    if (handle->done() && status.origin().rank != topology_.rank) return Status::Ok();
+    const bool is_others =
+        status.code() != StatusCode::kPeerLost && status.origin().rank != topology_.rank;
+    if (handle->done() && is_others) return Status::Ok();
     if (!handle->done()) {
       status = Status(StatusCode::kTimedOut,
                       "the process sets local and cross were not made within start_timeout (" +

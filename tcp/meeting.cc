@@ -243,7 +243,8 @@ struct Meeting::Impl {
   Status Named(Status status, int rank) const {
     if (status.ok() || status.code() == StatusCode::kAborted) return status;
     return {status.code(),
-            "rank " + std::to_string(rank) + " is lost during the start: " + status.message()};
+            "rank " + std::to_string(rank) + " is lost during the start: " + status.message(),
+            {rank, {}, {}}};
   }
 
   asio::awaitable<void> Read(Socket socket, int rank, std::string* text, int* left) {

@@ -159,7 +159,8 @@ std::vector<OptionSpec> MakeTable() {
           "pinged while nobody waits.")
           .Between(kMillisecond, kDay).Agreed(),
       Option<&Config::peer_timeout>("peer_timeout", OptionKind::kDuration,
-          "A rank that does not answer a ping for this long is lost, and the job fails on every rank.")
+          "A rank that is waited for and says nothing for this long, no answer to a ping either, is lost, and "
+          "the job fails on every rank.")
           .Between(10 * kMillisecond, kDay).Agreed(),
       Option<&Config::wait>("wait", OptionKind::kChoice,
           "What a short wait does: spin keeps its core, yield lets others run; auto spins only where "

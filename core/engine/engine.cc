@@ -91,7 +91,8 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   CheckDeadlines(now);
   if (now >= peers_.next()) LookAtPeers(now);
   if (Status health = transport_.health(); !health.ok() && !fault_.known()) {
-    negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor);
+    negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor,
+                           health.origin());
   }
   StepNegotiator(now);
   // Before anything is taken: what throws here, as a callback may, must not lose what tells the peers.

@@ -1,6 +1,12 @@
 #include "core/protocol/liveness.h"
 
 namespace sirtaki::core {
+namespace {
+
+// An answer that lay unread when the time was over is read before the look that judges.
+constexpr auto kLastLook = std::chrono::milliseconds(100);
+
+}  // namespace
 
 void Liveness::Heard(int neighbour, TimePoint now) {
   Neighbour& n = neighbours_[neighbour];
@@ -14,12 +20,13 @@ Liveness::Verdict Liveness::Waiting(int neighbour, TimePoint since, TimePoint no
   if (n.pinged) {
     // The look that uses up the time does not judge: if it comes after a stop, the answer may lie
     // unread.
-    verdict.lost = n.unanswered >= peer_timeout_ && now > n.looked;
+    verdict.lost = n.silent >= peer_timeout_ && now > n.looked;
     if (verdict.lost) return verdict;
-    n.unanswered += std::min(now - n.looked, most_of_a_look_);
+    n.silent += std::min(now - n.looked, most_of_a_look_);
     n.looked = now;
-    const Duration left = peer_timeout_ - n.unanswered;
-    verdict.next = now + (left > Duration::zero() ? std::min(left, next_look) : next_look);
+    const Duration left = peer_timeout_ - n.silent;
+    const Duration last_look = std::min<Duration>(next_look, kLastLook);
+    verdict.next = now + (left > Duration::zero() ? std::min(left, next_look) : last_look);
     return verdict;
   }
   // A wait that began after the last word of the neighbour counts from its own beginning.
@@ -27,6 +34,7 @@ Liveness::Verdict Liveness::Waiting(int neighbour, TimePoint since, TimePoint no
   if (now - quiet_since >= ping_interval_) {
     n.pinged = true;
     n.looked = now;
+    n.silent = std::min(ping_interval_, peer_timeout_ / 2);  // the answer has the rest of the time
     verdict.ping = true;
     verdict.next = now + next_look;
   } else {
@@ -35,9 +43,9 @@ Liveness::Verdict Liveness::Waiting(int neighbour, TimePoint since, TimePoint no
   return verdict;
 }
 
-Duration Liveness::Unanswered(int neighbour) const {
+Duration Liveness::Silent(int neighbour) const {
   const auto found = neighbours_.find(neighbour);
-  return found == neighbours_.end() ? Duration::zero() : found->second.unanswered;
+  return found == neighbours_.end() ? Duration::zero() : found->second.silent;
 }
 
 }  // namespace sirtaki::core

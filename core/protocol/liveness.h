@@ -1,7 +1,7 @@
 // Whom to ping, and who is lost (rule 19). Pure. Nothing is sent when nobody waits.
 //
-// A ping has gone unanswered for as long as this rank has looked for the answer. Time in which it
-// did not look counts for little: its process may have been stopped, or its engine paused.
+// A neighbour is lost when it has been silent for the peer time-out while this rank waited and looked.
+// Time in which this rank did not look counts for little: it may have been stopped, or have paused.
 #pragma once
 
 #include <algorithm>
@@ -26,20 +26,20 @@ class Liveness {
   // received since the last call with an earlier `now`.
   struct Verdict {
     bool ping = false;  // send one now (it is noted as sent)
-    bool lost = false;  // it did not answer within the peer time-out
+    bool lost = false;  // it was silent for the peer time-out, and did not answer
     TimePoint next{};   // when to ask again
   };
   Verdict Waiting(int neighbour, TimePoint since, TimePoint now);
 
-  // How long a ping has been unanswered, zero if none is; for texts.
-  Duration Unanswered(int neighbour) const;
+  // How long a neighbour that was pinged has been silent, else zero; for texts.
+  Duration Silent(int neighbour) const;
 
  private:
   struct Neighbour {
     TimePoint heard{};
-    bool pinged = false;    // since it was heard
-    TimePoint looked{};     // for the answer
-    Duration unanswered{};  // as the looks have counted it
+    bool pinged = false;  // since it was heard
+    TimePoint looked{};   // for the answer
+    Duration silent{};    // as the looks have counted it
   };
   Duration ping_interval_;
   Duration peer_timeout_;

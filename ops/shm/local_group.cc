@@ -189,8 +189,10 @@ Status LocalGroup::CheckPeers() const {
       std::ranges::find_if(ends, [](const pollfd& one) { return (one.revents & POLLIN) != 0; });
   if (ended == ends.end()) return Status::Ok();
   const Member& member = members()[static_cast<std::size_t>(ended - ends.begin())];
-  return {StatusCode::kPeerLost, "rank " + std::to_string(member.rank) + " is lost: its process, " +
-                                     std::to_string(member.process) + ", has ended"};
+  return {StatusCode::kPeerLost,
+          "rank " + std::to_string(member.rank) + " is lost: its process, " +
+              std::to_string(member.process) + ", has ended",
+          {member.rank, {}, {}}};
 }
 
 }  // namespace sirtaki::ops::shm

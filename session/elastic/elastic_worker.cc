@@ -3,11 +3,8 @@
 #include <poll.h>
 
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
-#include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -77,18 +74,9 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
 
 std::vector<int> ElasticWorker::LostRanks() const {
   const Status why = session_ ? session_->fault() : failed_start_;
-  // Each text of a lost rank begins with its number.
-  constexpr std::string_view kBegin = "rank ";
-  const std::string& text = why.message();
-  if (why.code() != StatusCode::kPeerLost || !text.starts_with(kBegin)) return {};
-  // All ranks are told what one has seen, who alone says so.
-  if (why.origin().rank >= 0 && why.origin().rank != place_.rank) return {};
-  int rank = -1;
-  const char* const end = text.data() + text.size();
-  const auto [after, error] = std::from_chars(text.data() + kBegin.size(), end, rank);
-  const bool is_one = error == std::errc() && std::string_view(after, end).starts_with(" is lost");
-  if (!is_one || rank < 0 || rank >= place_.size || rank == place_.rank) return {};
-  return {rank};
+  const int lost = why.code() == StatusCode::kPeerLost ? why.origin().rank : -1;
+  const bool is_one = lost >= 0 && lost < place_.size && lost != place_.rank;
+  return is_one ? std::vector<int>{lost} : std::vector<int>{};
 }
 
 Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
