@@ -10,7 +10,7 @@ namespace sirtaki::core {
 
 namespace {
 
-constexpr auto kLastKind = static_cast<std::uint8_t>(ElasticNotice::Kind::kChange);
+constexpr auto kLastKind = static_cast<std::uint8_t>(ElasticNotice::Kind::kIsStopped);
 constexpr std::uint64_t kMaxGeneration = 1 << 30;
 constexpr std::uint64_t kMaxRank = 1 << 20;
 constexpr std::uint64_t kMaxPort = 65535;

@@ -31,6 +31,8 @@ struct ElasticNotice {
               // rank 0 itself the port is 0: any
     kOver,    // the generation is over. `text`: why
     kChange,  // it is to ask for another one between two steps. `text`: why
+    // The process around the program tells:
+    kIsStopped,  // the program is stopped, and does not hear that the generation is over
   };
   Kind kind{};
   int generation = 0;

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 
 namespace sirtaki::core {
 namespace {
@@ -21,15 +22,16 @@ socklen_t AddressOf(std::string_view name, sockaddr_un* address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-bool IsOfThisUser(const msghdr& message) {
+// Says who has sent the message; nothing if that is another user's process.
+std::optional<ucred> SenderOf(const msghdr& message) {
   const cmsghdr* const header = CMSG_FIRSTHDR(&message);
   if (header == nullptr || header->cmsg_level != SOL_SOCKET ||
       header->cmsg_type != SCM_CREDENTIALS) {
-    return false;
+    return std::nullopt;
   }
   ucred sender{};
   std::memcpy(&sender, CMSG_DATA(header), sizeof(sender));
-  return sender.uid == getuid();
+  return sender.uid == getuid() ? std::optional(sender) : std::nullopt;
 }
 
 }  // namespace
@@ -96,12 +98,14 @@ std::vector<HeardNotice> HearStart(int fd, int most) {
     message.msg_controllen = control.size();
     const ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (got < 0) break;
-    if (got == 0 || !IsOfThisUser(message)) continue;
+    const std::optional<ucred> process = SenderOf(message);
+    if (got == 0 || !process) continue;
     constexpr std::size_t kNameAt = offsetof(sockaddr_un, sun_path) + 1;
     const std::size_t length = message.msg_namelen;
     heard.push_back({static_cast<StartNotice>(bytes.front()),
                      std::string(bytes.data() + 1, static_cast<std::size_t>(got) - 1),
-                     length > kNameAt ? std::string(sender.sun_path + 1, length - kNameAt) : ""});
+                     length > kNameAt ? std::string(sender.sun_path + 1, length - kNameAt) : "",
+                     process->pid});
   }
   return heard;
 }

@@ -9,6 +9,8 @@
 // In an elastic job both talk to each other in this way: see core/machine/elastic_notice.h.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -42,7 +44,8 @@ int ListenForStart(std::string* name);
 struct HeardNotice {
   StartNotice notice;
   std::string text;
-  std::string from;  // the name of the sender's socket; empty: it has none
+  std::string from;   // the name of the sender's socket; empty: it has none
+  pid_t process = 0;  // the sender's; 0: this process does not see it
 };
 // The notices that wait at ListenForStart()'s `fd`, of this user's processes alone. Takes at most
 // `most` datagrams, so that a flood of them cannot keep the caller.

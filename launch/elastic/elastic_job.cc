@@ -327,6 +327,8 @@ class ElasticJob {
         return;
       case Kind::kHasHeard:
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kOver);
+      case Kind::kIsStopped:
+        return membership_.NoteStopped(worker, notice.generation);
       case Kind::kKnows:
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kChange);
       case Kind::kHasState:

@@ -102,6 +102,12 @@ void Membership::NoteHeard(WorkerId worker, int generation, Heard what) {
     found->second.heard = true;
 }
 
+void Membership::NoteStopped(WorkerId worker, int generation) {
+  const auto found = workers_.find(worker);
+  const bool is_told = generation == generation_ && told_at_ != kNever;
+  if (found != workers_.end() && is_told) found->second.stopped = true;
+}
+
 void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, TimePoint now) {
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return;
@@ -141,7 +147,7 @@ void Membership::TellOver(const std::string& why, TimePoint now) {
   if (told_at_ != kNever) return;
   told_at_ = now;
   const std::vector<WorkerId> left = Members();
-  for (const WorkerId id : left) workers_.at(id).heard = false;
+  for (const WorkerId id : left) workers_.at(id).heard = workers_.at(id).stopped = false;
   if (!left.empty()) orders_.push_back(EndGeneration{generation_, left, why});
 }
 
@@ -185,7 +191,8 @@ void Membership::Drop(WorkerId id, const std::string& why, TimePoint now) {
 }
 
 // The time at which a worker that is starting must have asked, and one that is to leave a generation
-// must have answered or asked. One that is busy answers at once, and asks later.
+// must have answered or asked. One that is busy answers at once, and asks later. One that is stopped,
+// and that others have missed for the peer time-out, has had its time.
 TimePoint Membership::MustAnswerBy(const Worker& worker) const {
   if (worker.state == State::kStarting) return worker.since + limits_.timeout;
   if (worker.state != State::kMember) return kNever;
@@ -194,7 +201,8 @@ TimePoint Membership::MustAnswerBy(const Worker& worker) const {
   }
   if (worker.heard) return told_at_ + limits_.timeout;
   if (worker.suspected_at != kNever) {
-    return std::max(worker.suspected_at, told_at_) + limits_.suspect_time;
+    return std::max(worker.suspected_at, told_at_) +
+           (worker.stopped ? Duration::zero() : limits_.suspect_time);
   }
   return told_at_ + limits_.answer_time;
 }
@@ -206,9 +214,9 @@ void Membership::EvictSilent(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     if (now < MustAnswerBy(worker)) continue;
     const bool is_member = worker.state == State::kMember;
-    Drop(id,
-         is_member ? "it does not answer: it is stopped, or its host hangs"
-                   : "its program has not called init() within --elastic-timeout",
+    const char* const silent =
+        worker.stopped ? "it is stopped" : "it does not answer: it is stopped, or its host hangs";
+    Drop(id, is_member ? silent : "its program has not called init() within --elastic-timeout",
          now);
     if (is_member) GoOver(last_end_, now);
   }

@@ -43,7 +43,7 @@ struct ElasticLimits {
   // How long a member may take to answer that it has heard of its generation's end; if others have
   // lost it already, the shorter time.
   core::Duration answer_time = std::chrono::seconds(5);
-  core::Duration suspect_time = std::chrono::seconds(1);
+  core::Duration suspect_time = std::chrono::milliseconds(600);
   // How long a generation may take until all its members have joined; longer than start_timeout.
   core::Duration join_timeout = std::chrono::seconds(60);
   // A worker whose host has lost it has ended itself after this time.
@@ -132,6 +132,8 @@ class Membership {
   // can.
   enum class Heard : std::uint8_t { kOver, kChange };
   void NoteHeard(WorkerId worker, int generation, Heard what);
+  // The member is stopped, and cannot hear that the generation is over.
+  void NoteStopped(WorkerId worker, int generation);
   // The worker has the state that others may take from it.
   void NoteState(WorkerId worker);
   void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
@@ -155,6 +157,7 @@ class Membership {
     int member_of = 0;        // the last generation that it had a place in; 0: none yet
     bool joined = false;      // that one
     bool heard = false;       // that it is over; before, that a change was announced
+    bool stopped = false;     // when it was to hear that it is over
     core::TimePoint since{};  // it was started; then, it has asked; then, it was told to end
     core::TimePoint first_begun = kNever;  // its first generation
     core::TimePoint suspected_at = kNever;

@@ -47,6 +47,13 @@ constexpr auto kTellAgain = std::chrono::milliseconds(50);  // a program that ha
 constexpr int kNoticesATurn = 16;
 constexpr int kLastNotices = 1000;  // more than a queue of them has room for
 
+// Says whether a signal has stopped the process.
+bool IsStopped(pid_t process) {
+  const auto stat = core::ReadFile("/proc/" + std::to_string(process) + "/stat");
+  const std::size_t name_end = stat ? stat->rfind(')') : std::string::npos;
+  return name_end != std::string::npos && stat->compare(name_end, 3, ") T") == 0;
+}
+
 class RankProcess {
  public:
   RankProcess(std::vector<std::string> program, core::EnvironmentView env)
@@ -130,10 +137,10 @@ class RankProcess {
 
   void TakeNotices(int most) {
     if (!notices_.is_open()) return;
-    for (auto& [notice, text, from] : core::HearStart(notices_.fd(), most)) {
+    for (auto& [notice, text, from, process] : core::HearStart(notices_.fd(), most)) {
       const bool is_through = notice == core::StartNotice::kIsThrough;
       if (notice == core::StartNotice::kElastic) {
-        TakeElastic(std::move(from), std::move(text));
+        TakeElastic(std::move(from), process, std::move(text));
       } else if (is_through || notice == core::StartNotice::kBegins) {
         Send(InitMessage{is_through});
       } else {
@@ -143,7 +150,7 @@ class RankProcess {
   }
 
   // A process that the program starts has its variables, too.
-  void TakeElastic(std::string from, std::string text) {
+  void TakeElastic(std::string from, pid_t process, std::string text) {
     const bool is_other = !program_hears_at_.empty() && from != program_hears_at_;
     // A notice that is nothing tells whether the socket is still there.
     if (is_other &&
@@ -163,6 +170,7 @@ class RankProcess {
       return;
     }
     program_hears_at_ = std::move(from);
+    program_process_ = process;
     Send(ElasticMessage{std::move(text)});
   }
 
@@ -180,6 +188,7 @@ class RankProcess {
       unwritten_ -= std::min(unwritten_, written->bytes);
     }
     if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
+      TellIfStopped(elastic->notice);
       to_tell_.push_back(elastic->notice);
     }
     if (const auto* signal = std::get_if<SignalMessage>(&message)) {
@@ -190,6 +199,16 @@ class RankProcess {
     }
     if (std::holds_alternative<StopMessage>(message)) Stop();
     return true;
+  }
+
+  // A program that is stopped would be waited for.
+  void TellIfStopped(const std::string& text) {
+    const auto notice = core::DecodeElasticNotice(text);
+    const bool is_over = notice && notice->kind == core::ElasticNotice::Kind::kOver;
+    if (!is_over || !IsStopped(program_process_)) return;
+    const core::ElasticNotice told{
+        core::ElasticNotice::Kind::kIsStopped, notice->generation, 0, 0, 0, "", {}};
+    Send(ElasticMessage{core::Encode(told)});
   }
 
   // A program that is stopped has no room for more than a few.
@@ -379,6 +398,7 @@ class RankProcess {
   Link link_;
   Source notices_;  // of the program
   std::string program_hears_at_;
+  pid_t program_process_ = 0;        // that hears there
   std::deque<std::string> to_tell_;  // notices for it
   Child child_;
   std::size_t unwritten_ = 0;

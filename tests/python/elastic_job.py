@@ -163,7 +163,7 @@ def stopped(start):
     job = start("-np", "3", "--peer-timeout", "2s", "--stall-limit", "20s")
     at, _ = job.wait_for(r"epoch \d+ 3")
     os.kill(job.pid(1), signal.SIGSTOP)
-    at, _ = job.wait_for(r"worker 1 on host .* is ended", at)
+    at, _ = job.wait_for(r"worker 1 on host .* is ended: it is stopped$", at)
     at, _ = job.wait_for(r"begins \d 2 ", at)
     at, _ = job.wait_for(r"begins 2 3 ", at)
     job.wait_for(r"epoch \d+ 3", at)

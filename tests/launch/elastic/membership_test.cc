@@ -50,7 +50,7 @@ std::string Text(const ElasticOrder& order) {
 
 // Plays a script. A line is a time in seconds, a word, and what it is about:
 //   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
-//   heard 1 1            knows 1 1 (of the change)
+//   heard 1 1            knows 1 1 (of the change)   stopped 1 1
 //   finished 0      failed 1            gone 1      wait
 // Gives the orders, each with its time.
 std::string Played(ElasticLimits limits, const std::string& script) {
@@ -100,6 +100,7 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "heard") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kOver);
       }
+      if (word == "stopped") membership.NoteStopped(id, std::stoi(more));
       if (word == "state") membership.NoteState(id);
       if (word == "knows") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kChange);
@@ -322,13 +323,13 @@ TEST(MembershipTest, AMemberThatOthersHaveLostIsKilledBeforeItsHostsMemoryIsUsed
     5 ready 0 lost 1
     5.1 ready 2 lost 1
     6.5 failed 1
-    6.6 wait)"),
+    6.55 wait)"),
             R"(0 start 0 on a:0
 0 start 1 on a:1
 0 start 2 on b:0
 1 begin 1 with 0,1,2
 5 end 1 for 1,2: worker 0 on host a has asked for another group
-6 kill 1: it does not answer: it is stopped, or its host hangs
+5.6 kill 1: it does not answer: it is stopped, or its host hangs
 6.5 begin 2 with 0,2
 )");
 }
@@ -344,9 +345,30 @@ TEST(MembershipTest, TheOthersOnTheHostOfOneThatIsLostAnswerAtOnceOrAreLostToo) 
 0 start 2 on b:1
 1 begin 1 with 0,1,2
 5 end 1 for 1,2: worker 0 on host a has asked for another group
-6 kill 1: it does not answer: it is stopped, or its host hangs
-6 kill 2: it does not answer: it is stopped, or its host hangs
-6 begin 2 with 0
+5.6 kill 1: it does not answer: it is stopped, or its host hangs
+5.6 kill 2: it does not answer: it is stopped, or its host hangs
+5.6 begin 2 with 0
+)");
+}
+
+TEST(MembershipTest, AMemberThatIsStoppedIsKilledAtOnceIfOthersHaveLostIt) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    4 stopped 2 1
+    5 ready 0 lost 1
+    5.1 stopped 1,2 1
+    5.2 failed 1
+    11 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+5.1 kill 1: it is stopped
+6.1 start 3 on a:1
+10 kill 2: it is stopped
+10 begin 2 with 0
 )");
 }
 
@@ -378,8 +400,8 @@ TEST(MembershipTest, AnEvictedMemberOfAnotherHostIsNotWaitedFor) {
 0 start 2 on b:0
 1 begin 1 with 0,1,2
 5 end 1 for 1,2: worker 0 on host a has asked for another group
-6 kill 2: it does not answer: it is stopped, or its host hangs
-6 begin 2 with 0,1
+5.6 kill 2: it does not answer: it is stopped, or its host hangs
+5.6 begin 2 with 0,1
 )");
 }
 
@@ -589,8 +611,8 @@ TEST(MembershipTest, OneThatIsKilledAndDoesNotEndEndsTheJob) {
 0 start 1 on a:1
 1 begin 1 with 0,1
 3 end 1 for 1: worker 0 on host a has asked for another group
-4 kill 1: it does not answer: it is stopped, or its host hangs
-64 end of the job, 1: worker 1 on host a was killed, and its host has not told of its end: look at that host
+3.6 kill 1: it does not answer: it is stopped, or its host hangs
+63.6 end of the job, 1: worker 1 on host a was killed, and its host has not told of its end: look at that host
 )");
 }
 
@@ -608,7 +630,7 @@ TEST(MembershipTest, OneThatIsStoppedWhileOthersFinishIsKilled) {
 1 begin 1 with 0,1,2
 3 end 1 for 1,2: worker 0 on host a has asked for another group
 3.1 kill 0: the program has ended elsewhere
-4 kill 2: it does not answer: it is stopped, or its host hangs
+3.6 kill 2: it does not answer: it is stopped, or its host hangs
 4.1 end of the job, 1: worker 0 on host a has lost its group after another one had finished
 )");
 }
