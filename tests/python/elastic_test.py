@@ -260,6 +260,8 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
     state = hvd.elastic.TorchState(model=model, norm=norm, teacher=teacher, optimizer=optimizer, scheduler=scheduler,
                                    at=0, begun=[])
     calls = []
+    drawn = {}
+    torch.manual_seed(rank)
     fails = {"all": True, "last": rank == size - 1, "first": rank == 0}[who]
 
     def pass_by(place):
@@ -275,6 +277,7 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
             batch = support.batches(rank, 6)[state.at]
             norm(batch[0])
             follow(teacher, model)
+            drawn[state.at] = torch.rand(1).item()
             loss = support.loss_of(model, batch)
             pass_by("before it")
             loss.backward()
@@ -294,6 +297,8 @@ def test_run_goes_back_to_the_last_step(rank, size, who, when, wrapped):
     assert calls == [0, again]
     assert state.begun == list(range(6)) and scheduler.last_epoch == 6
     assert norm.num_batches_tracked == 6
+    torch.manual_seed(rank)
+    assert [drawn[at] for at in range(6)] == [torch.rand(1).item() for _ in range(6)]
     support.assert_same_everywhere(hvd, model.parameters())
     alone = support.net(seed=0)
     one = torch.optim.SGD(alone.parameters(), 0.1, momentum=0.9)
@@ -311,6 +316,24 @@ def follow(teacher, model):
     """The forward() of some models does this."""
     for followed, parameter in zip(teacher.parameters(), model.parameters()):
         followed.data.lerp_(parameter.data, 0.5)
+
+
+def test_draws_go_on_where_they_are_not_kept():
+    model, optimizer = training(0)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)
+    state.keep_random_state = False
+    drawn = []
+    torch.manual_seed(0)
+
+    @hvd.elastic.run
+    def train(state):
+        drawn.append(torch.rand(1).item())
+        if len(drawn) == 1:
+            raise hvd.HorovodInternalError("on purpose")
+
+    train(state)
+    torch.manual_seed(0)
+    assert drawn == [torch.rand(1).item() for _ in range(2)]
 
 
 @pytest.mark.parametrize("what", ["nothing", "the weights are set", "the optimizer's parameters are in no model"])

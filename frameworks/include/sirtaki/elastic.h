@@ -120,6 +120,12 @@ class SIRTAKI_API State {
   // given.
   State& on_change(std::function<void()> callback);
 
+  // Says whether the state of LibTorch's own generators, of the CPU and of the GPUs that the state lies
+  // on, is kept at each step(), commit() and sync(), and comes back when run() goes back there after a
+  // loss: draws, as those of dropout, are the same again. It does by default; each rank keeps its own,
+  // about 5 KB, and restore() leaves it alone.
+  State& keep_random_state(bool keeps);
+
   // Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the
   // last step() of a rank that is left, where that came after the last commit(). It keeps a copy of
   // everything but the optimizers' parameters and state, which lie there unchanged until the next step of

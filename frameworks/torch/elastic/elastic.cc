@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/elastic/random_state.h"
 #include "frameworks/torch/elastic/state_parts.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -37,7 +38,7 @@ class Awaited {
       (void)tensor.detach().flatten().slice(0, 0, 1).cpu();
     }
   }
-  bool any() const { return !devices_.empty(); }
+  std::vector<c10::Device> devices() const { return {devices_.begin(), devices_.end()}; }
 
  private:
   std::unordered_set<c10::Device> devices_;
@@ -63,37 +64,41 @@ struct State::Impl {
   void Restore(ElasticCopy ElasticPart::*which) const {
     for (const ElasticPart& part : parts) (part.*which).restore();
   }
-  // Returns when all GPUs that the state lies on have done what they were given. False: there is none.
-  bool AwaitGpus() const {
-    if (!at::hasCUDA()) return false;
+  // Returns when all GPUs that the state lies on have done what they were given: which these are.
+  std::vector<c10::Device> AwaitGpus() const {
+    if (!at::hasCUDA()) return {};
     Awaited awaited;
     for (const ElasticPart& part : parts) {
       if (!part.tensors) continue;
       for (const at::Tensor& tensor : part.tensors()) awaited.Add(tensor);
     }
-    return awaited.any();
+    return awaited.devices();
   }
   // After a fault a GPU may have what a collective has left that was broken off. That is known when
   // all is copied, and the last copy stays.
   void Commit(std::int64_t at) {
     const Keep keep = Copy(&ElasticPart::commit);
-    (void)AwaitGpus();
+    const auto gpus = AwaitGpus();
     detail::ThrowIfError(detail::CurrentSession()->Check());
-    NoteCommit(keep, at);
+    NoteCommit(keep, at, gpus);
   }
-  void NoteCommit(const Keep& keep, std::int64_t at) {
+  void NoteCommit(const Keep& keep, std::int64_t at, const std::vector<c10::Device>& gpus) {
     Replace(keep);
+    random_at_step = {};
+    if (keeps_random) random_at_commit = RandomState(at, gpus);
     has_copy = true;
     place = committed_at = at;
     stepped_at = -1;
   }
   void KeepStep() {
     const Keep keep = Copy(&ElasticPart::step);
-    const bool has_gpus = AwaitGpus();
+    const auto gpus = AwaitGpus();
     const core::Status status = detail::CurrentSession()->Check();
     // What the step has launched on a GPU may be broken off as well. On CPUs it is made.
-    if (has_gpus) detail::ThrowIfError(status);
+    if (!gpus.empty()) detail::ThrowIfError(status);
+    RandomState random = keeps_random ? RandomState(place + 1, gpus) : RandomState();
     Replace(keep);
+    random_at_step = std::move(random);
     stepped_at = ++place;
     begun = StepsBegun();
     versions = Versions();
@@ -111,11 +116,19 @@ struct State::Impl {
   }
   // Goes back to the last step() if no parameter has changed since, else to the last commit().
   void GoBack() {
+    goes_back = true;
     if (!IsAtStep()) return RestoreCommit();
     Restore(&ElasticPart::step);
     place = stepped_at;
   }
   void Sync(bool from_newest);
+  // Draws go on where a loss has brought the training back to. A rank that has received a later place
+  // had made its draws before that.
+  void RestoreRandom(std::int64_t at) {
+    for (const RandomState* const kept : {&random_at_step, &random_at_commit}) {
+      if (kept->place() == at) return kept->Restore();
+    }
+  }
 
   std::int64_t StepsBegun() const {
     std::int64_t steps = 0;
@@ -185,6 +198,10 @@ struct State::Impl {
   Tensors of_optimizers;         // these parameters, which the last step() has not copied
   bool has_warned = false;       // that step() does nothing
   bool is_receiving = false;     // it has some parts of another rank's state, and not all yet
+  bool keeps_random = true;
+  RandomState random_at_step;
+  RandomState random_at_commit;
+  bool goes_back = false;  // since a loss, and not there yet
 };
 
 void State::Impl::Sync(bool from_newest) {
@@ -206,6 +223,7 @@ void State::Impl::Sync(bool from_newest) {
     if (!is_receiving && is_at_step) versions = Versions();
     throw;
   }
+  if (std::exchange(goes_back, false)) RestoreRandom(begin[root]);
   Commit(begin[root]);
   is_receiving = false;
   if (elastic::is_elastic()) detail::TellElasticState();
@@ -278,6 +296,12 @@ State& State::on_change(std::function<void()> callback) {
   return *this;
 }
 
+State& State::keep_random_state(bool keeps) {
+  impl_->keeps_random = keeps;
+  impl_->random_at_step = impl_->random_at_commit = {};
+  return *this;
+}
+
 void State::step() {
   impl_->of_optimizers = impl_->OfOptimizers();
   const std::string why = impl_->WhyStepsAreUnknown();
@@ -343,7 +367,7 @@ bool EndsTheJob(const Error& error) {
 // The state that run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state) : state_(std::move(state)) {
   elastic::State::Impl& made = *state_.impl_;
-  made.NoteCommit(made.Copy(&ElasticPart::commit), 0);
+  made.NoteCommit(made.Copy(&ElasticPart::commit), 0, {});
 }
 
 void ElasticAttempts::Begin() {

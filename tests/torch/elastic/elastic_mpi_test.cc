@@ -190,6 +190,8 @@ std::vector<int> TrainBySteps(const std::function<void(const std::string& when)>
                     .value("step", step)
                     .value("seen", seen);
   std::vector<int> begun;
+  std::vector<torch::Tensor> drawn(kSteps);
+  torch::manual_seed(static_cast<std::uint64_t>(rank()));
   elastic::run(state, [&] {
     begun.push_back(step);
     const auto pass_by = [&](const char* when) {
@@ -200,6 +202,7 @@ std::vector<int> TrainBySteps(const std::function<void(const std::string& when)>
       const Batch batch = BatchOfRank(step, rank());
       norm->forward(batch.x);
       optimizer.zero_grad();
+      drawn[static_cast<std::size_t>(step)] = torch::rand({1});
       auto loss = Loss(net, batch);
       pass_by("before");
       loss.backward();
@@ -212,6 +215,8 @@ std::vector<int> TrainBySteps(const std::function<void(const std::string& when)>
   });
   EXPECT_TRUE(torch::cat(seen).equal(torch::arange(kSteps)));
   EXPECT_EQ(norm->num_batches_tracked.item<int>(), kSteps);
+  torch::manual_seed(static_cast<std::uint64_t>(rank()));
+  for (const torch::Tensor& one : drawn) EXPECT_TRUE(one.equal(torch::rand({1})));
   ExpectTrainedAsAlone(net, kSteps);
   return begun;
 }
@@ -265,6 +270,19 @@ std::vector<int> FailAfterAStep(State state, const std::function<void()>& after_
     throw Error(ErrorCode::Backend, "on purpose");
   });
   return begun;
+}
+
+TEST_F(ElasticRunTest, DrawsAreTheSameAgainIfTheyAreKept) {
+  for (const bool keeps : {true, false}) {
+    int step = 0;
+    std::vector<torch::Tensor> drawn;
+    torch::manual_seed(7);
+    elastic::run(State().value("step", step).keep_random_state(keeps), [&] {
+      drawn.push_back(torch::rand({1}));
+      if (drawn.size() == 1) throw Error(ErrorCode::Backend, "on purpose");
+    });
+    EXPECT_EQ(drawn[0].equal(drawn[1]), keeps);
+  }
 }
 
 TEST_F(ElasticRunTest, KeepsNoStepWhereAnOptimizerMayChangeUnseen) {

@@ -82,6 +82,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
                 state.save()
             if must_reset:
                 reset()
+            goes_back = must_restore
             if must_restore:  # only now nothing of the job before writes to it any more
                 state._go_back()
                 must_restore = False
@@ -93,6 +94,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
             must_make = False
             if not skip_sync:
                 state._sync_newest()
+                state._go_on_with_random(goes_back)
             if _C.is_elastic:
                 _C.elastic_tell_state()
             return train()

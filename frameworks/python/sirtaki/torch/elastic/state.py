@@ -30,6 +30,21 @@ def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
         _C.check_job()
 
 
+class _RandomState:
+    """The state of torch's own generators, of the CPU and of the GPUs that the tensors lie on, where a training was at `place`."""
+
+    def __init__(self, place: int, tensors: Iterable[torch.Tensor]):
+        self.place = place
+        self._cpu = torch.get_rng_state()
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda} if torch.cuda.is_available() else set()
+        self._gpus = {device: torch.cuda.get_rng_state(device) for device in devices}
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, kept in self._gpus.items():
+            torch.cuda.set_rng_state(kept, device)
+
+
 class _Steps:
     """How far a state is: by calls of step() and commit(), also those of the ranks that it was received from."""
 
@@ -56,7 +71,13 @@ class State:
     """The base of states. A state of your own has save(), restore() and sync().
 
     ``bcast_object`` gives rank 0's object to all ranks. ``get_rank`` gives this rank's number.
+
+    The state of torch's own generators, of the CPU and of the GPUs that the state lies on, is kept at each step(), commit()
+    and sync() of run(), and comes back when run() goes back there after a loss: draws, as those of dropout, are the same
+    again. Each rank keeps its own, about 5 KB; restore() leaves it alone. ``keep_random_state = False`` switches it off.
     """
+
+    keep_random_state = True
 
     def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
                  get_rank: Optional[Callable[[], int]] = None):
@@ -64,6 +85,7 @@ class State:
         self._rank = get_rank or hvd.rank
         self._reset_callbacks: List[Callable[[], None]] = []
         self._steps = _Steps()
+        self._random: List[_RandomState] = []  # of the last commit() and the last step()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """The callbacks are called, in this order, each time that the job was joined again."""
@@ -82,6 +104,7 @@ class State:
         every batch. Calls check_host_updates(). Collective in an elastic job."""
         self.save()
         self._steps.note_commit(self._steps.place + 1)
+        self._keep_random(of_step=False)
         self.check_host_updates()
 
     def step(self) -> None:
@@ -100,6 +123,22 @@ class State:
 
     def _sync_newest(self) -> None:
         self.sync()
+
+    def _keep_random(self, of_step: bool) -> None:
+        now = [_RandomState(self._steps.place, self._tensors())] if self.keep_random_state else []
+        self._random = (self._random[:1] if of_step else []) + now
+
+    def _go_on_with_random(self, goes_back: bool) -> None:
+        """Draws go on where a loss has brought the training back to. A rank that has received a later place had made its
+        draws before that."""
+        kept = [one for one in self._random if one.place == self._steps.place]
+        if goes_back and kept:
+            kept[-1].restore()
+        self._keep_random(of_step=False)
+
+    def _tensors(self) -> Iterable[torch.Tensor]:
+        """The tensors that GPUs may still work on."""
+        return ()
 
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt, on all ranks at once, where ranks are to come or to go. Collective in an
@@ -223,6 +262,7 @@ class TorchState(ObjectState):
             handler.save_step(stepped)
         self._kept_at_step = kept
         self._steps.note_step()
+        self._keep_random(of_step=True)
         _C.check_job()  # of the next step; on the CPU this one is made
 
     def _tensors(self) -> Iterable[torch.Tensor]:
