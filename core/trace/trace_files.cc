@@ -19,6 +19,12 @@ std::string InFolder(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
 }
 
+std::string NameOfGeneration(int generation) { return "generation-" + std::to_string(generation); }
+
+std::string FileOfGeneration(const fs::path& path, int generation) {
+  return (path.parent_path() / NameOfGeneration(generation) / path.filename()).string();
+}
+
 }  // namespace
 
 std::string TimelinePath(const std::string& option, int rank) {
@@ -29,10 +35,8 @@ std::string TimelinePath(const std::string& option, int rank) {
 
 std::string TimelineOfGeneration(const std::string& option, int generation) {
   if (option.empty()) return {};
-  const std::string name = "generation-" + std::to_string(generation);
-  if (!option.ends_with(".json")) return InFolder(option, name);
-  const fs::path path(option);
-  return (path.parent_path() / name / path.filename()).string();
+  return option.ends_with(".json") ? FileOfGeneration(option, generation)
+                                   : InFolder(option, NameOfGeneration(generation));
 }
 
 std::string FlightRecordPath(const std::string& folder, int rank) {
@@ -44,6 +48,11 @@ std::string MetricsPath(const std::string& option, int rank) {
   const std::string ending = path.extension().string();
   path.replace_extension("." + std::to_string(rank) + ending);
   return path.string();
+}
+
+std::string MetricsOfGeneration(const std::string& option, int generation) {
+  if (option.empty() || IsPrometheus(option)) return option;
+  return FileOfGeneration(option, generation);
 }
 
 bool IsPrometheus(std::string_view path) { return path.ends_with(".prom"); }

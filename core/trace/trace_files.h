@@ -21,6 +21,8 @@ std::string TimelineOfGeneration(const std::string& option, int generation);
 std::string FlightRecordPath(const std::string& folder, int rank);
 // The rank's number before the ending: "out/metrics.csv" is "out/metrics.3.csv".
 std::string MetricsPath(const std::string& option, int rank);
+// The option of one generation likewise: lines of earlier ones stay. What is replaced whole stays where it is.
+std::string MetricsOfGeneration(const std::string& option, int generation);
 // Whether it is the text format of Prometheus.
 bool IsPrometheus(std::string_view path);
 

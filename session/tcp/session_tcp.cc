@@ -198,6 +198,8 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
     StartOptions own = options;
     own.config.timeline =
         core::trace::TimelineOfGeneration(options.config.timeline, place.generation);
+    own.config.metrics_file =
+        core::trace::MetricsOfGeneration(options.config.metrics_file, place.generation);
     std::unique_ptr<Medium> medium;
     status = MakeMedium(
         at, own,

@@ -52,6 +52,9 @@ TEST_F(TraceFilesTest, AGenerationHasAFolderInThatOfTheOption) {
   EXPECT_EQ(TimelineOfGeneration("traces", 3), "traces/generation-3");
   EXPECT_EQ(TimelineOfGeneration("out/trace.json", 12), "out/generation-12/trace.json");
   EXPECT_EQ(TimelineOfGeneration("", 1), "");
+  EXPECT_EQ(MetricsOfGeneration("out/metrics.csv", 12), "out/generation-12/metrics.csv");
+  EXPECT_EQ(MetricsOfGeneration("out/metrics.prom", 12), "out/metrics.prom");
+  EXPECT_EQ(MetricsOfGeneration("", 1), "");
 }
 
 TEST_F(TraceFilesTest, AFileIsReplacedWholeAndItsFoldersAreMade) {
