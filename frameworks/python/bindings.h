@@ -26,5 +26,6 @@ void BindObjects(pybind11::module_& module);
 void BindObservability(pybind11::module_& module);
 void BindReducers(pybind11::module_& module);
 void BindBatchNorm(pybind11::module_& module);
+void BindTensorParallel(pybind11::module_& module);
 
 }  // namespace sirtaki::python

@@ -16,4 +16,5 @@ PYBIND11_MODULE(_C, module) {
   BindObservability(module);
   BindReducers(module);
   BindBatchNorm(module);
+  BindTensorParallel(module);
 }

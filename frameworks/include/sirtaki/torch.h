@@ -40,4 +40,5 @@
 #include "sirtaki/sampler.h"
 #include "sirtaki/session.h"
 #include "sirtaki/sync_batch_norm.h"
+#include "sirtaki/tensor_parallel.h"
 #include "sirtaki/version.h"

@@ -27,6 +27,7 @@
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/sharded_state.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -213,7 +214,8 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
   std::vector<std::string> lines;
   for (const auto& [name, model] : parts.models) {
     for (const auto& [key, tensor] : ParametersOf(*model)) {
-      lines.push_back(OfModel(name) + "parameter " + Quoted(key) + " " + TypeAndShape(tensor));
+      lines.push_back(OfModel(name) + "parameter " + Quoted(key) + " " + TypeAndShape(tensor) +
+                      SplitText(tensor));
     }
     for (const auto& [key, tensor] : BuffersOf(*model)) {
       lines.push_back(OfModel(name) + "buffer " + Quoted(key) + " " + TypeAndShape(tensor));

@@ -1,4 +1,6 @@
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
@@ -6,12 +8,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "frameworks/torch/session/session_state.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/optimizer.h"
@@ -23,11 +27,18 @@ namespace {
   detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "clip_grad_norm_: " + text));
 }
 
-std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer) {
+// The gradients of the parameters that are split over this set (null: that are whole).
+std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
+                                    const detail::TensorSplit* split) {
   std::vector<at::Tensor> gradients;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
+      if (!parameter.grad().defined()) continue;
+      const detail::TensorSplitPtr own = detail::SplitOf(parameter);
+      const bool is_whole = own == nullptr || own->split.ranks == 1;
+      const bool is_meant =
+          split == nullptr ? is_whole : !is_whole && own->set.members.set == split->set.members.set;
+      if (is_meant) gradients.push_back(parameter.grad().detach());
     }
   }
   return gradients;
@@ -61,6 +72,20 @@ at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
                                 : at::linalg_vector_norm(at::stack(of_devices), norm_type);
 }
 
+// Adds the norm of the split parameters' parts on all ranks of the set to that of whole parameters. The
+// latter is that of the set's first rank, whose last bits the others need as well.
+double JoinParts(double whole, double part, double norm_type, const detail::SessionSet& set) {
+  const detail::SessionScope scope(set.session);
+  const at::Tensor own = at::empty({1, 2}, at::kDouble);
+  own.mutable_data_ptr<double>()[0] = whole;
+  own.mutable_data_ptr<double>()[1] = part;
+  const at::Tensor all = allgather(
+      own,
+      AllgatherOptions().name("sirtaki/clip_grad_norm_ of parts").process_set(set.process_set));
+  const at::Tensor norms = at::cat({all.select(0, 0).narrow(0, 0, 1), all.select(1, 1)});
+  return at::linalg_vector_norm(norms, norm_type).item<double>();
+}
+
 }  // namespace
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
@@ -80,10 +105,24 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
     ThrowInvalid("norm_type is " + std::to_string(norm_type) +
                  "; with Shard::Gradients it has to be above 0");
   }
-  const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
-  if (gradients.empty() && !of_shards) return 0;
+  const std::vector<detail::TensorSplitPtr> split_sets = detail::SplitSetsOf(optimizer);
+  if (!split_sets.empty() && (of_shards || !(norm_type > 0))) {
+    ThrowInvalid(of_shards
+                     ? "parameters that are split over ranks need Shard::OptimizerState in "
+                       "place of Shard::Gradients: the norm of shards cannot be told apart"
+                     : "norm_type is " + std::to_string(norm_type) +
+                           "; with parameters that are split over ranks it has to be above 0");
+  }
+  std::vector<at::Tensor> gradients =
+      of_shards ? *std::move(shards) : GradientsOf(optimizer, /*split=*/nullptr);
+  if (gradients.empty() && !of_shards && split_sets.empty()) return 0;
   const at::Tensor total = NormOf(gradients, norm_type);
   double norm = total.item<double>();
+  for (const detail::TensorSplitPtr& split : split_sets) {
+    std::vector<at::Tensor> parts = GradientsOf(optimizer, split.get());
+    norm = JoinParts(norm, NormOf(parts, norm_type).item<double>(), norm_type, split->set);
+    std::move(parts.begin(), parts.end(), std::back_inserter(gradients));
+  }
   if (reducer != nullptr && !reducer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
     // joined give no row.

@@ -17,6 +17,7 @@
 #include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/gradients/gradient_unscaling.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/optimizer.h"
@@ -134,7 +135,15 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     call.invalid = "the gradients cannot be unscaled: " + detail::TextOf(error);
   }
   const detail::SessionScope scope(state_->given);
-  const at::Tensor infinite = detail::RunOne(std::move(call));
+  at::Tensor infinite = detail::RunOne(std::move(call));
+  // The other parts of split parameters are on ranks of other sets, which make the step as well or do
+  // not.
+  for (const detail::TensorSplitPtr& split : detail::SplitSetsOf(optimizer)) {
+    infinite = allreduce_(infinite, AllreduceOptions()
+                                        .op(ReduceOp::Max)
+                                        .name("sirtaki/GradScaler's check of split gradients")
+                                        .process_set(split->set.process_set));
+  }
   state_->met[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
 }
 

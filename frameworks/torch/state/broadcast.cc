@@ -11,6 +11,7 @@
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -47,7 +48,8 @@ struct NamedList {
 std::vector<std::string> Describe(const NamedList& list, int root_rank) {
   std::vector<std::string> lines = {"root rank " + std::to_string(root_rank)};
   for (std::size_t i = 0; i < list.names.size(); ++i) {
-    lines.push_back("\"" + list.names[i] + "\" " + detail::TypeAndShape(list.tensors[i]));
+    lines.push_back("\"" + list.names[i] + "\" " + detail::TypeAndShape(list.tensors[i]) +
+                    detail::SplitText(list.tensors[i]));
   }
   return lines;
 }

@@ -14,6 +14,7 @@
 #include "core/protocol/mismatch.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -23,7 +24,7 @@ namespace {
 using Lists = std::vector<std::vector<std::string>>;  // by rank
 
 std::string Quoted(const std::string& name, const at::Tensor& tensor) {
-  return "\"" + name + "\" " + TypeAndShape(tensor);
+  return "\"" + name + "\" " + TypeAndShape(tensor) + SplitText(tensor);
 }
 
 std::string Hex(const void* data, std::size_t bytes) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -80,6 +81,7 @@ std::vector<std::string> DescribeAll(const NamedParameters& named) {
   std::vector<std::string> list;
   for (std::size_t i = 0; i < named.names.size(); ++i) {
     list.push_back(core::Quoted(named.names[i]) + " " + TypeAndShape(named.parameters[i]) +
+                   SplitText(named.parameters[i]) +
                    (named.parameters[i].requires_grad() ? "" : ", frozen"));
   }
   return list;

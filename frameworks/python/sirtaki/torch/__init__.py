@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sirtaki import __version__
 from sirtaki.common import exceptions
 from sirtaki.common.exceptions import *  # noqa: F403
-from sirtaki.torch import functions, movement, observability, process_sets, reductions, session
+from sirtaki.torch import functions, movement, observability, process_sets, reductions, session, tensor_parallel
 from sirtaki.torch._hooks import GradBucket
 from sirtaki.torch._mesh import Mesh, mesh
 from sirtaki.torch.amp import GradScaler
@@ -36,6 +36,7 @@ from sirtaki.torch.process_sets import *  # noqa: F403
 from sirtaki.torch.reductions import *  # noqa: F403
 from sirtaki.torch.session import *  # noqa: F403
 from sirtaki.torch.sync_batch_norm import SyncBatchNorm
+from sirtaki.torch.tensor_parallel import *  # noqa: F403
 
 if TYPE_CHECKING:
     from sirtaki.torch import elastic
@@ -67,3 +68,4 @@ __all__ += observability.__all__
 __all__ += process_sets.__all__
 __all__ += reductions.__all__
 __all__ += session.__all__
+__all__ += tensor_parallel.__all__

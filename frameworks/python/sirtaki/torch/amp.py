@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+from typing import Any, Iterator, List
 
 import torch
 from torch.amp.grad_scaler import OptState
 
+from sirtaki.torch._library import _C
 from sirtaki.torch.optimizer import _DistributedOptimizer
+from sirtaki.torch.process_sets import ProcessSet, _existing
 from sirtaki.torch.reductions import Max, allreduce_
 
 
-def _has_own_gradients(optimizer: _DistributedOptimizer) -> bool:
+def _has_own_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Whether this rank has other gradients than the others: before op Adasum, or its shards of them."""
+    if not isinstance(optimizer, _DistributedOptimizer):
+        return False
     reducer = optimizer._sirtaki_reducer
     return reducer.has_local_gradients() or reducer.gradient_shards() is not None
+
+
+def _sets_of_parts(optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
+    """The sets over which parameters of the optimizer are split."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return list(dict.fromkeys(_existing(one) for one in map(_C.split_set_of, parameters) if one is not None))
 
 
 @contextlib.contextmanager
@@ -50,12 +60,13 @@ class GradScaler(torch.amp.GradScaler):
             optimizer._sirtaki_synchronize()
         with _shards_in_groups(optimizer):
             super().unscale_(optimizer)
-        if not self._enabled or not isinstance(optimizer, _DistributedOptimizer):
+        if not self._enabled:
             return
-        if _has_own_gradients(optimizer):
-            # Those of other ranks are others: a step is made by all of them, or by none.
+        # The gradients of other ranks are others: a step is made by all of them, or by none.
+        sets = [optimizer._sirtaki_settings.process_set] if _has_own_gradients(optimizer) else []
+        for process_set in sets + _sets_of_parts(optimizer):
             for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
-                allreduce_(found, op=Max, process_set=optimizer._sirtaki_settings.process_set)
+                allreduce_(found, op=Max, process_set=process_set)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(optimizer, _DistributedOptimizer):

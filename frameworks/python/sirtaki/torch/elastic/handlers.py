@@ -102,7 +102,7 @@ class ModelStateHandler(_TrainingHandler):
         return self.value.modules()
 
     def sync(self) -> None:
-        hvd.broadcast_parameters(self.value.state_dict(), root_rank=self.root_rank)
+        hvd.broadcast_parameters(self.value.state_dict(keep_vars=True), root_rank=self.root_rank)
 
     def save_step(self, stepped: Set[torch.Tensor]) -> None:
         self._others = {name: parameter.detach().clone() for name, parameter in self.value.named_parameters()

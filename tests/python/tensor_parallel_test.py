@@ -1,0 +1,168 @@
+"""Split layers: what the unsplit ones compute, their gradients, their state, and what they refuse."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sirtaki.torch as hvd
+import support
+
+
+def pair(seed, make_whole, make_parts):
+    """The unsplit layer and the split one, drawn from equal generators."""
+    torch.manual_seed(seed)
+    whole = make_whole()
+    torch.manual_seed(seed)
+    return whole, make_parts()
+
+
+def test_layers_start_as_the_unsplit_ones_to_the_bit(size):
+    torch.manual_seed(3)
+    whole = nn.ModuleList([nn.Linear(5, 6 * size), nn.Linear(size + 1, 4, bias=False), nn.Embedding(size + 3, 2, 1)])
+    after = torch.rand(2)
+    torch.manual_seed(3)
+    parts = nn.ModuleList([hvd.ColumnParallelLinear(5, 6 * size, blocks=3, unit=2),
+                           hvd.RowParallelLinear(size + 1, 4, bias=False), hvd.ParallelEmbedding(size + 3, 2, 1)])
+    assert torch.equal(torch.rand(2), after)
+    state = hvd.whole_state_dict(parts)
+    assert list(state) == list(whole.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in whole.state_dict().items())
+    assert hvd.is_split(parts[0].weight) and not hvd.is_split(whole[0].weight)
+    torch.manual_seed(4)
+    nn.init.normal_(whole[1].weight)
+    torch.manual_seed(4)
+    hvd.fill_whole(parts[1].weight, nn.init.normal_)
+    assert torch.equal(hvd.whole_of(parts[1].weight), whole[1].weight)
+
+
+@pytest.mark.parametrize("gather", [False, True])
+def test_gradients_in_double(size, gather):
+    column = hvd.ColumnParallelLinear(3, size + 1, dtype=torch.float64, gather_output=gather)
+    row = hvd.RowParallelLinear(size + 1, 2, dtype=torch.float64, input_is_parallel=not gather)
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def net(x):
+        return row(torch.tanh(column(x)))
+
+    assert torch.autograd.gradcheck(net, (x,))
+    assert torch.autograd.gradgradcheck(net, (x,))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_gradients_of_the_loss_in_double(size, smoothing):
+    words = hvd.ParallelEmbedding(size + 4, 3, dtype=torch.float64)
+    loss = hvd.ParallelCrossEntropy(size + 4, reduction="none", label_smoothing=smoothing)
+    torch.manual_seed(1)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, size + 3, -100, 2])
+    assert torch.autograd.gradcheck(lambda x: loss(words.logits(x), target), (x,))
+    if size > 1:
+        gradient, = torch.autograd.grad(loss(words.logits(x), target).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+            gradient.sum().backward()
+
+
+def test_a_model_computes_and_learns_what_the_unsplit_one_does(size):
+    def parts():
+        return nn.Sequential(hvd.ParallelEmbedding(size + 9, 6), hvd.ColumnParallelLinear(6, size + 5), nn.Tanh(),
+                             hvd.RowParallelLinear(size + 5, 6))
+
+    def whole():
+        return nn.Sequential(nn.Embedding(size + 9, 6), nn.Linear(6, size + 5), nn.Tanh(), nn.Linear(size + 5, 6))
+
+    alone, model = pair(7, whole, parts)
+    alone.double(), model.double()
+    loss = hvd.ParallelCrossEntropy(size + 9, ignore_index=1)
+    sgd, plain = torch.optim.SGD(model.parameters(), 0.5), torch.optim.SGD(alone.parameters(), 0.5)
+    each = hvd.mesh({"data": 1, "tensor": -1}).set("data")
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=each)
+    for step in range(3):
+        torch.manual_seed(step)
+        ids, targets = torch.randint(size + 9, (2, 2, 5))
+        plain.zero_grad()
+        wanted = F.cross_entropy(F.linear(alone(ids), alone[0].weight).flatten(0, 1), targets.flatten(), ignore_index=1)
+        wanted.backward()
+        norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+        plain.step()
+        optimizer.zero_grad()
+        found = loss(model[0].logits(model(ids)), targets)
+        found.backward()
+        support.assert_close(optimizer.clip_grad_norm_(0.1), norm.item(), 1e-9)
+        optimizer.step()
+        support.assert_close(found, wanted, 1e-9)
+    support.assert_close(hvd.whole_state_dict(model), dict(alone.state_dict()), 1e-9)
+
+    # A new model takes the unsplit one's state, and its own.
+    fresh = parts().double()
+    fresh.load_state_dict(alone.state_dict())
+    support.assert_close(hvd.whole_state_dict(fresh), dict(alone.state_dict()), 0)
+    fresh.load_state_dict(model.state_dict())
+    assert torch.equal(fresh(ids), model(ids))
+
+
+def test_autocast_computes_in_bfloat16_and_keeps_gradients_in_float32(size):
+    whole, parts = pair(
+        2, lambda: nn.Sequential(nn.Linear(8, 8 * size), nn.ReLU(), nn.Linear(8 * size, 4)),
+        lambda: nn.Sequential(hvd.ColumnParallelLinear(8, 8 * size), nn.ReLU(), hvd.RowParallelLinear(8 * size, 4)))
+    loss = hvd.ParallelCrossEntropy(4 * size)
+    x = torch.randn(3, 8)
+    outputs = []
+    for model in (whole, parts):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outputs.append(model(x))
+        outputs[-1].float().square().sum().backward()
+    assert outputs[0].dtype == outputs[1].dtype == torch.bfloat16
+    support.assert_close(outputs[1].float(), outputs[0].float(), 0.05)
+    assert parts[0].weight.grad.dtype == torch.float32
+    support.assert_close(hvd.allgather(parts[0].weight.grad), whole[0].weight.grad, 0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert loss(outputs[1].detach(), torch.tensor([0, 1, 2])).dtype == torch.float32
+
+
+def test_a_copy_is_a_layer_of_its_own(size):
+    layer = hvd.ColumnParallelLinear(3, size + 1)
+    twin = copy.deepcopy(layer)
+    assert hvd.is_split(twin.weight)
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert torch.equal(twin(torch.ones(1, 3)), twin.bias.unsqueeze(0))
+    assert torch.equal(hvd.whole_of(twin.bias), hvd.whole_of(layer.bias))
+    with pytest.raises(TypeError, match="cannot be pickled: save whole_state_dict"):
+        pickle.dumps(layer)
+
+
+def test_a_scaler_skips_the_step_of_all_parts(rank, size):
+    layer = hvd.ColumnParallelLinear(3, 2 * size)
+    each = hvd.mesh({"data": 1, "tensor": -1}).set("data")
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), layer.named_parameters(), process_set=each)
+    before = layer.weight.detach().clone()
+    scaler = hvd.GradScaler("cpu")
+    scaler.scale(layer(torch.ones(1, 3)).sum()).backward()
+    if rank == 0:
+        layer.weight.grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(layer.weight, before)
+
+
+def test_what_it_refuses(rank, size):
+    with pytest.raises(ValueError, match=f"out_features is {size - 1}" if size > 1 else "out_features is 0"):
+        hvd.ColumnParallelLinear(3, size - 1)
+    with pytest.raises(ValueError, match="reduction is 'max'; it must be"):
+        hvd.ParallelCrossEntropy(size, reduction="max")
+    if size == 1:
+        return
+    with pytest.raises(hvd.MismatchError, match="RowParallelLinear with bias"):
+        hvd.RowParallelLinear(size, 3, bias=rank == 0)
+    with pytest.raises(ValueError, match="in_features is 'a'; it must be a whole number"):
+        hvd.RowParallelLinear("a" if rank == size - 1 else size, 3)
+    layer = hvd.RowParallelLinear(size, 3)
+    with pytest.raises(hvd.MismatchError):
+        layer(torch.ones(1 + rank, 1))
+    with pytest.raises(hvd.MismatchError, match="part 0 of"):
+        hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), layer.named_parameters())

@@ -1,0 +1,159 @@
+#include "sirtaki/tensor_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "sirtaki/broadcast.h"
+#include "sirtaki/checkpoint.h"
+#include "sirtaki/mesh.h"
+#include "sirtaki/optimizer.h"
+#include "sirtaki/session.h"
+#include "tests/torch/torch_ranks.h"
+
+namespace sirtaki::tests {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(TensorParallelRefusalTest, OptionsThatDifferAreToldToAllRanks) {
+  RunTorchRanks(3, [](int rank) {
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          ColumnParallelLinear layer(
+                              ColumnParallelLinearOptions(rank == 1 ? 5 : 4, 6).name("expand"));
+                        }),
+                AllOf(HasSubstr("ColumnParallelLinear \"expand\" with in_features 5 on rank 1"),
+                      HasSubstr("in_features 4 on ranks 0, 2")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          if (rank == 0) {
+                            RowParallelLinear layer(RowParallelLinearOptions(6, 4));
+                          } else {
+                            ColumnParallelLinear layer(ColumnParallelLinearOptions(6, 4));
+                          }
+                        }),
+                AllOf(HasSubstr("RowParallelLinear with in_features 6 on rank 0"),
+                      HasSubstr("ColumnParallelLinear with out_features 4 on ranks 1-2")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          ParallelCrossEntropy loss(ParallelCrossEntropyOptions(6).label_smoothing(
+                              rank == 2 ? 0.1 : 0.2));
+                        }),
+                HasSubstr("label_smoothing"));
+  });
+}
+
+TEST(TensorParallelRefusalTest, SizesThatCannotBeSharedAreRefusedWithSizesAndRanks) {
+  RunTorchRanks(3, [](int) {
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument,
+                [] { RowParallelLinear layer(RowParallelLinearOptions(2, 8).name("out")); }),
+        HasSubstr("RowParallelLinear \"out\": in_features is 2, which 3 ranks cannot share"));
+    ErrorOf(ErrorCode::InvalidArgument,
+            [] { ParallelEmbedding layer(ParallelEmbeddingOptions(9, 2).padding_idx(9)); });
+    ErrorOf(ErrorCode::InvalidArgument,
+            [] { ParallelCrossEntropy loss(ParallelCrossEntropyOptions(9).label_smoothing(2)); });
+  });
+}
+
+TEST(TensorParallelRefusalTest, InputsThatDifferAreToldToAllRanks) {
+  RunTorchRanks(2, [](int rank) {
+    RowParallelLinear row(RowParallelLinearOptions(4, 3).name("contract"));
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::Mismatch,
+                [&] {
+                  row(torch::ones({2 + rank, 2}));
+                }),
+        AllOf(HasSubstr("RowParallelLinear contract"), HasSubstr("[2, 3]"), HasSubstr("[3, 3]")));
+    // A rank whose own input is wrong says so to the other, which would wait.
+    ErrorOf(ErrorCode::InvalidArgument, [&] { row(torch::ones({2, rank == 0 ? 2 : 3})); });
+
+    ColumnParallelLinear gathering(ColumnParallelLinearOptions(3, 5).gather_output(true));
+    ErrorOf(ErrorCode::Mismatch, [&] { gathering(torch::ones({1 + rank, 3})); });
+    ColumnParallelLinear column(ColumnParallelLinearOptions(3, 5));
+    const torch::Tensor y = column(torch::ones({1 + rank, 3}).requires_grad_());
+    ErrorOf(ErrorCode::Mismatch, [&] { y.sum().backward(); });
+
+    ParallelEmbedding words(ParallelEmbeddingOptions(5, 2));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          words(torch::tensor({0, rank == 1 ? 5 : 4}));
+                        }),
+                HasSubstr("id 5 is none of the 5 embeddings"));
+    ParallelCrossEntropy loss(ParallelCrossEntropyOptions(4));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          loss(torch::zeros({1, 2}), torch::tensor({rank == 0 ? 4 : 0}));
+                        }),
+                HasSubstr("target 4 is none of the 4 classes"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          loss(torch::zeros({1, 4}), torch::tensor({0}));
+                        }),
+                HasSubstr("must have the 2 classes of this rank, of 4 on 2 ranks"));
+    ErrorOf(ErrorCode::Mismatch, [&] {
+      loss(torch::zeros({1 + rank, 2}), torch::zeros({1 + rank}, torch::kLong));
+    });
+    // The layers go on after an error.
+    EXPECT_EQ(row(torch::ones({2, 2})).size(0), 2);
+  });
+}
+
+TEST(TensorParallelRefusalTest, DifferentPartsAreNotMixed) {
+  RunTorchRanks(2, [](int) {
+    ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 4));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_parameters(*layer, 0); }),
+                AllOf(HasSubstr("part 0 of 2 along dimension 0 on rank 0"),
+                      HasSubstr("part 1 of 2 along dimension 0 on rank 1")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          auto optimizer =
+                              DistributedOptimizer(torch::optim::SGD(layer->parameters(), 0.1),
+                                                   layer->named_parameters());
+                        }),
+                HasSubstr("part 1 of 2"));
+    // A checkpoint has one model for all ranks.
+    const std::string file = testing::TempDir() + "split_layer.pt";
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::Mismatch, [&] { save_checkpoint(file, Checkpoint().model(*layer)); }),
+        HasSubstr("part 1 of 2"));
+  });
+}
+
+TEST(TensorParallelRefusalTest, StateThatDoesNotFitChangesNothing) {
+  RunTorchRanks(2, [](int) {
+    ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 5));
+    const auto before = whole_state(*layer);
+    auto state = before;
+    state["bias"] = torch::ones({4});
+    state["weight"] = torch::ones({5, 3});
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { load_whole_state(*layer, state); }),
+                HasSubstr("\"bias\" is float32 [4] in the state; its whole here is float32 [5]"));
+    torch::OrderedDict<std::string, torch::Tensor> less;
+    less.insert("weight", torch::ones({5, 3}));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { load_whole_state(*layer, less); }),
+                HasSubstr("\"bias\" is not in the state"));
+    auto more = before;
+    more.insert("other", torch::ones({1}));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { load_whole_state(*layer, more); }),
+                HasSubstr("has no \"other\""));
+    EXPECT_TRUE(whole_of(layer->weight).equal(before["weight"]));
+  });
+}
+
+TEST(TensorParallelRefusalTest, SplitParametersNeedAnOrdinaryNorm) {
+  RunTorchRanks(2, [](int) {
+    ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 4));
+    layer(torch::ones({1, 3})).sum().backward();
+    torch::optim::SGD sgd(layer->parameters(), 0.1);
+    ErrorOf(ErrorCode::InvalidArgument, [&] { clip_grad_norm_(sgd, 1.0, 0.0); });
+    EXPECT_NEAR(clip_grad_norm_(sgd, 1e9), 4, 1e-6);  // 12 weights and 4 biases of 1
+  });
+}
+
+}  // namespace
+}  // namespace sirtaki::tests
