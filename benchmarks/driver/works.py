@@ -383,10 +383,17 @@ class Runner:
         self.in_turn(self.rounds, [timed(variant) for variant in variants])
         self.in_turn(self.choose(1, 1, 3), [watched(variant) for variant in variants])
 
+    def tensor_parallel(self):
+        title = "MLP of 4 blocks of 512 x 2048 x 512, batch 256, split over 2 ranks"
+        shape = self.choose(("--blocks", 1, "--batch", 2, "--rounds", 1), (), ("--rounds", 31))
+        self.in_turn(self.rounds, [lambda: [{**sample, "work": f"{title}: step"}
+                                            for sample in self.launcher.ranks(2, "tensor_parallel", *shape)]])
+
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("checkpoint", "elastic", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "wrapper")
+OTHERS = ("checkpoint", "elastic", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "tensor_parallel",
+          "wrapper")
 
 
 def why_unknown(name):
