@@ -3,6 +3,7 @@
 //   sirtakirun -np 2 train_transformer
 //   sirtakirun -np 2 train_transformer --shard optimizer   AdamW's state once, not on each rank
 //   sirtakirun -np 2 train_transformer --recompute         memory for activations of one block
+//   sirtakirun -np 4 train_transformer --tensor-parallel 2 each layer on two ranks, and two of those
 //
 // What makes the program distributed is explained in train_digits.cc.
 
@@ -76,12 +77,19 @@ torch::optim::AdamW make_adamw(const Gpt& gpt, double lr) {
                              options);
 }
 
+// The share of the windows of this rank, and of those that have other parts of the same layers.
+sirtaki::DistributedSamplerOptions share_of(const sirtaki::Mesh& mesh) {
+  return sirtaki::DistributedSamplerOptions()
+      .rank(mesh.coordinate("data"))
+      .ranks(mesh.size("data"));
+}
+
 // Each rank tests its share of the windows.
-double validation_loss(Gpt& gpt, const torch::Tensor& windows, const Settings& settings) {
+double validation_loss(Gpt& gpt, const torch::Tensor& windows, const Settings& settings,
+                       const sirtaki::Mesh& mesh) {
   torch::NoGradGuard no_grad;
-  sirtaki::DistributedSampler sampler(
-      static_cast<std::size_t>(windows.size(0)),
-      sirtaki::DistributedSamplerOptions().shuffle(false).uneven(sirtaki::Uneven::Keep));
+  sirtaki::DistributedSampler sampler(static_cast<std::size_t>(windows.size(0)),
+                                      share_of(mesh).shuffle(false).uneven(sirtaki::Uneven::Keep));
   double sum = 0;
   double count = 0;
   while (true) {
@@ -97,34 +105,45 @@ void train(const Settings& settings) {
   const torch::Device device = examples::choose_device(settings.device);
   const examples::CurrentDevice current(device);
 
+  if (sirtaki::size() % settings.tensor_parallel != 0) {
+    throw examples::UsageError("--tensor-parallel takes a number that divides the " +
+                               std::to_string(sirtaki::size()) + " ranks, not '" +
+                               std::to_string(settings.tensor_parallel) + "'");
+  }
+  const sirtaki::Mesh mesh =
+      sirtaki::mesh({{"data", -1}, {"tensor", static_cast<int>(settings.tensor_parallel)}});
+  const sirtaki::ProcessSet alike = mesh.set("data");  // ranks that have the same parts of layers
+
   const std::string letters = transformer::Writer::text(kLetters);
   const torch::Tensor text =
       torch::tensor(std::vector<std::int64_t>(letters.begin(), letters.end())).to(device);
   const torch::Tensor validation_text = text.slice(0, kLetters / 10 * 9);
   const torch::Tensor windows = windows_of(text.slice(0, 0, kLetters / 10 * 9), settings.context);
   const torch::Tensor validation = windows_of(validation_text, settings.context);
-  sirtaki::DistributedSampler sampler(static_cast<std::size_t>(windows.size(0)),
-                                      sirtaki::DistributedSamplerOptions()
-                                          .seed(static_cast<std::uint64_t>(settings.seed))
-                                          .uneven(sirtaki::Uneven::Drop));
+  sirtaki::DistributedSampler sampler(
+      static_cast<std::size_t>(windows.size(0)),
+      share_of(mesh).seed(static_cast<std::uint64_t>(settings.seed)).uneven(sirtaki::Uneven::Drop));
   std::int64_t steps = static_cast<std::int64_t>(sampler.size()) / settings.batch_size;
   if (steps == 0) {
     throw examples::UsageError("the text is too short for a batch of " +
                                std::to_string(settings.batch_size) + " windows on each of " +
-                               std::to_string(sirtaki::size()) + " ranks");
+                               std::to_string(mesh.size("data")) + " ranks");
   }
   if (settings.steps > 0) steps = std::min(steps, settings.steps);
 
-  sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed));
-  Gpt gpt(settings);
+  // All ranks draw the same layers, of which each keeps its part.
+  sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed), sirtaki::SeedMode::EqualOnAllRanks);
+  Gpt gpt(settings, mesh.set("tensor"));
   gpt->to(device);
   // More ranks make a larger batch; with Adam the learning rate grows with the root of it.
-  const double lr = settings.lr * std::sqrt(sirtaki::size());
-  auto optimizer = sirtaki::DistributedOptimizer(
-      make_adamw(gpt, lr), gpt->named_parameters(),
-      sirtaki::DistributedOptimizerOptions().shard(transformer::shards().at(settings.shard)));
-  sirtaki::broadcast_parameters(*gpt, /*root_rank=*/0);
-  sirtaki::broadcast_optimizer_state(optimizer, /*root_rank=*/0);
+  const double lr = settings.lr * std::sqrt(mesh.size("data"));
+  auto optimizer =
+      sirtaki::DistributedOptimizer(make_adamw(gpt, lr), gpt->named_parameters(),
+                                    sirtaki::DistributedOptimizerOptions()
+                                        .shard(transformer::shards().at(settings.shard))
+                                        .process_set(alike));
+  sirtaki::broadcast_parameters(*gpt, alike.ranks().front(), alike);
+  sirtaki::broadcast_optimizer_state(optimizer, alike.ranks().front(), alike);
   const std::int64_t all_steps = settings.epochs * steps;
   examples::WarmupCosine scheduler(optimizer, lr / 10, lr, all_steps / 10, all_steps);
 
@@ -140,7 +159,7 @@ void train(const Settings& settings) {
                                 ? settings.epochs
                                 : std::min(settings.epochs, epoch + settings.stop_after);
   examples::Progress progress(settings.epochs);
-  double test_loss = epoch < last ? 0 : validation_loss(gpt, validation, settings);
+  double test_loss = epoch < last ? 0 : validation_loss(gpt, validation, settings, mesh);
   while (epoch < last) {
     sampler.set_epoch(static_cast<std::size_t>(epoch));
     const auto start = std::chrono::steady_clock::now();
@@ -159,14 +178,14 @@ void train(const Settings& settings) {
         sirtaki::metric_average(loss_sum.item<double>() / static_cast<double>(steps), "loss");
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
     ++epoch;
-    test_loss = validation_loss(gpt, validation, settings);
+    test_loss = validation_loss(gpt, validation, settings, mesh);
     char result[96];
     std::snprintf(result, sizeof result, "loss %.4f, validation loss %.4f, %.1f ms a step", loss,
                   test_loss, time.count() / static_cast<double>(steps));
     progress.epoch(epoch, result);
     if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
   }
-  sirtaki::check_parameters(*gpt);  // throws where a bit of them differs
+  sirtaki::check_parameters(*gpt, alike);  // throws where a bit of them differs
   if (sirtaki::rank() != 0) return;
   std::printf("parameters identical on all ranks, digest %016llx\n", examples::digest(*gpt));
   std::printf("validation loss: %.6f; by the letters' frequencies alone: %.6f\n", test_loss,

@@ -13,17 +13,19 @@
 
 namespace transformer {
 
-constexpr std::int64_t kBytes = 128;  // that a letter may be
+using Column = sirtaki::ColumnParallelLinearOptions;
+using Row = sirtaki::RowParallelLinearOptions;
 
-// A block lets each letter look at those before it, and then thinks about what it has seen.
+// A block lets each letter look at those before it, and then thinks about what it has seen. The ranks
+// of the set share its heads, and what it thinks; with one rank the layers are torch::nn::Linear.
 struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(std::int64_t width)
+  BlockImpl(std::int64_t width, const sirtaki::ProcessSet& set)
       : norm1(torch::nn::LayerNormOptions({width})),
-        qkv(width, 3 * width),
-        projection(width, width),
+        qkv(Column(width, 3 * width).blocks(3).unit(kHeadWidth).process_set(set)),
+        projection(Row(width, width).unit(kHeadWidth).process_set(set)),
         norm2(torch::nn::LayerNormOptions({width})),
-        expand(width, 4 * width),
-        contract(4 * width, width) {
+        expand(Column(width, 4 * width).process_set(set)),
+        contract(Row(4 * width, width).process_set(set)) {
     register_module("norm1", norm1);
     register_module("qkv", qkv);
     register_module("projection", projection);
@@ -49,53 +51,57 @@ struct BlockImpl : torch::nn::Module {
   }
 
   torch::nn::LayerNorm norm1;
-  torch::nn::Linear qkv, projection;
+  sirtaki::ColumnParallelLinear qkv;
+  sirtaki::RowParallelLinear projection;
   torch::nn::LayerNorm norm2;
-  torch::nn::Linear expand, contract;
+  sirtaki::ColumnParallelLinear expand;
+  sirtaki::RowParallelLinear contract;
 };
 TORCH_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const Settings& settings)
+  GptImpl(const Settings& settings, const sirtaki::ProcessSet& set)
       : recompute(settings.recompute),
-        letters(kBytes, settings.width),
+        letters(sirtaki::ParallelEmbeddingOptions(kBytes, settings.width).process_set(set)),
         places(settings.context, settings.width),
-        norm(torch::nn::LayerNormOptions({settings.width})) {
+        norm(torch::nn::LayerNormOptions({settings.width})),
+        loss(sirtaki::ParallelCrossEntropyOptions(kBytes).process_set(set)) {
     register_module("letters", letters);
     register_module("places", places);
     for (std::int64_t i = 0; i < settings.layers; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), Block(settings.width)));
+      blocks.push_back(register_module("block" + std::to_string(i), Block(settings.width, set)));
     }
     register_module("norm", norm);
-    torch::NoGradGuard no_grad;
     // For GPT-2's width of 768 this is its 0.02.
     const double deviation = 0.5 / std::sqrt(static_cast<double>(settings.width));
-    for (auto& parameter : parameters()) {
-      if (parameter.dim() == 2) parameter.normal_(0, deviation);
+    for (const auto& parameter : parameters()) {
+      if (parameter.dim() != 2) continue;
+      sirtaki::fill_whole(parameter, [&](torch::Tensor whole) { whole.normal_(0, deviation); });
     }
   }
 
-  // For each letter the logits of the next: windows x letters x kBytes.
+  // For each letter the logits of the next: windows x letters x this rank's part of kBytes.
   torch::Tensor forward(const torch::Tensor& text) {
     torch::Tensor x = letters(text) + places(torch::arange(text.size(1), text.device()));
     for (Block block : blocks) {
       const auto run = [block](const torch::Tensor& in) mutable { return block->forward(in); };
       x = recompute ? sirtaki::recompute(run, x) : block->forward(x);
     }
-    return torch::nn::functional::linear(norm(x), letters->weight);  // one matrix, both ways
+    return letters->logits(norm(x));  // one matrix, both ways
   }
 
   const bool recompute;
-  torch::nn::Embedding letters, places;
+  sirtaki::ParallelEmbedding letters;
+  torch::nn::Embedding places;
   std::vector<Block> blocks;
   torch::nn::LayerNorm norm;
+  sirtaki::ParallelCrossEntropy loss;
 };
 TORCH_MODULE(Gpt);
 
 // The mean loss of a letter of these windows, which have the letter after their last one, too.
 inline torch::Tensor loss_of(Gpt& gpt, const torch::Tensor& windows) {
-  const torch::Tensor logits = gpt(windows.slice(1, 0, -1));
-  return torch::nn::functional::cross_entropy(logits.flatten(0, 1), windows.slice(1, 1).flatten());
+  return gpt->loss(gpt(windows.slice(1, 0, -1)), windows.slice(1, 1));
 }
 
 }  // namespace transformer

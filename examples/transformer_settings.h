@@ -25,6 +25,7 @@ constexpr char kHelp[] =
     "(0.002)\n"
     "  --shard WHAT       what is kept once for all ranks in place of once on each: none;\n"
     "                     optimizer, AdamW's state; or gradients, that and the gradients (none)\n"
+    "  --tensor-parallel N  ranks that share each layer, which see the same windows (1)\n"
     "  --recompute        a block runs again in the backward pass in place of being remembered\n"
     "  --device NAME      cpu, cuda, or auto: cuda if every rank has a GPU of its own (cpu)\n"
     "  --seed N           of the order and the initial weights (1)\n"
@@ -34,6 +35,7 @@ constexpr char kHelp[] =
     "  --help             this text\n"
     "Options of the library are given as --sirtaki-name=value.\n";
 
+constexpr std::int64_t kBytes = 128;     // that a letter may be
 constexpr std::int64_t kHeadWidth = 32;  // of an attention head
 
 // What --shard takes.
@@ -55,6 +57,7 @@ struct Settings {
   std::int64_t width = 128;
   double lr = 0.002;
   std::string shard = "none";
+  std::int64_t tensor_parallel = 1;
   bool recompute = false;
   std::string device = "cpu";
   std::int64_t seed = 1;
@@ -80,6 +83,8 @@ inline Settings parse_arguments(int argc, char** argv) {
       {"--width", [&](Value f, Value v) { settings.width = parse_count(f, v, kHeadWidth, 32768); }},
       {"--lr", [&](Value f, Value v) { settings.lr = examples::parse_positive(f, v); }},
       {"--shard", [&](Value f, Value v) { settings.shard = parse_choice(f, v, shard_names); }},
+      {"--tensor-parallel",
+       [&](Value f, Value v) { settings.tensor_parallel = parse_count(f, v, 1, kBytes); }},
       {"--device",
        [&](Value f, Value v) {
          settings.device = parse_choice(f, v, {"cpu", "cuda", "auto"});
@@ -97,6 +102,14 @@ inline Settings parse_arguments(int argc, char** argv) {
     throw examples::UsageError("--width takes a multiple of " + std::to_string(kHeadWidth) +
                                ", not '" + std::to_string(settings.width) + "'");
   }
+  if (settings.tensor_parallel > 1 && settings.shard == "gradients") {
+    throw examples::UsageError(
+        "--shard gradients takes no --tensor-parallel: shards of parts cannot be clipped");
+  }
+  if (settings.tensor_parallel > 1 && !settings.checkpoint.empty()) {
+    throw examples::UsageError(
+        "--checkpoint takes no --tensor-parallel: a checkpoint has one model for all ranks");
+  }
   if (settings.resume && settings.checkpoint.empty()) {
     throw examples::UsageError(
         "--resume needs --checkpoint DIR, where it finds the run to go on with");
@@ -112,10 +125,11 @@ inline std::string describe(const Settings& settings) {
   text << "--epochs " << settings.epochs << "\n--steps " << settings.steps << "\n--batch-size "
        << settings.batch_size << "\n--context " << settings.context << "\n--layers "
        << settings.layers << "\n--width " << settings.width << "\n--lr " << settings.lr
-       << "\n--shard " << settings.shard << "\n--recompute " << given(settings.recompute)
-       << "\n--device " << settings.device << "\n--seed " << settings.seed << "\n--checkpoint "
-       << given(!settings.checkpoint.empty()) << "\n--resume " << given(settings.resume)
-       << "\n--stop-after " << settings.stop_after << "\n--help " << given(settings.help) << "\n";
+       << "\n--shard " << settings.shard << "\n--tensor-parallel " << settings.tensor_parallel
+       << "\n--recompute " << given(settings.recompute) << "\n--device " << settings.device
+       << "\n--seed " << settings.seed << "\n--checkpoint " << given(!settings.checkpoint.empty())
+       << "\n--resume " << given(settings.resume) << "\n--stop-after " << settings.stop_after
+       << "\n--help " << given(settings.help) << "\n";
   return text.str();
 }
 

@@ -3,6 +3,7 @@
     sirtakirun -np 2 python train_transformer.py
     sirtakirun -np 2 python train_transformer.py --shard optimizer   AdamW's state once, not on each rank
     sirtakirun -np 2 python train_transformer.py --recompute         memory for activations of one block
+    sirtakirun -np 4 python train_transformer.py --tensor-parallel 2 each layer on two ranks, and two of those
 
 The text, the net and the flags are those of ../train_transformer.cc. What makes the program distributed is explained in
 train_digits.py.
@@ -18,7 +19,7 @@ import torch
 
 import sirtaki.torch as hvd
 from training import check_agreed, choose_device, count, digest, rate, save, warmup_cosine
-from transformer import GPT, HEAD_WIDTH, loss_of
+from transformer import BYTES, GPT, HEAD_WIDTH, loss_of
 from transformer_text import Writer
 
 LETTERS = 200000  # of the text
@@ -39,6 +40,8 @@ def parse_settings():
     parser.add_argument("--shard", choices=SHARDS, default="none",
                         help="what is kept once for all ranks in place of once on each: nothing, AdamW's state, or the "
                              "gradients as well (none)")
+    parser.add_argument("--tensor-parallel", type=count(1, BYTES), default=1,
+                        help="ranks that share each layer, which see the same windows (1)")
     parser.add_argument("--recompute", action="store_true",
                         help="a block runs again in the backward pass in place of being remembered")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu",
@@ -50,6 +53,10 @@ def parse_settings():
     settings = parser.parse_args()
     if settings.width % HEAD_WIDTH:
         parser.error(f"--width takes a multiple of {HEAD_WIDTH}, not '{settings.width}'")
+    if settings.tensor_parallel > 1 and settings.shard == "gradients":
+        parser.error("--shard gradients takes no --tensor-parallel: shards of parts cannot be clipped")
+    if settings.tensor_parallel > 1 and settings.checkpoint:
+        parser.error("--checkpoint takes no --tensor-parallel: each rank has parts of the model")
     if settings.resume and not settings.checkpoint:
         parser.error("--resume needs --checkpoint DIR, where it finds the run to go on with")
     return settings
@@ -62,9 +69,9 @@ def unigram_entropy(text):
     return -(shares * shares.log()).sum().item()
 
 
-def validation_loss(gpt, windows, settings):
+def validation_loss(gpt, windows, settings, mesh):
     """Each rank tests its share of the windows."""
-    share = windows[hvd.rank()::hvd.size()]
+    share = windows[mesh.coordinate("data")::mesh.size("data")]
     with torch.no_grad():
         total = sum(loss_of(gpt, batch).item() * len(batch) for batch in share.split(settings.batch_size) if len(batch))
     return hvd.metric_average(total / max(len(share), 1), weight=float(len(share)), name="validation loss")
@@ -86,35 +93,41 @@ def load(file, gpt, optimizer, scheduler):
 
 def train(settings):
     device = choose_device(settings.device)
+    if hvd.size() % settings.tensor_parallel:
+        sys.exit(f"train_transformer: --tensor-parallel takes a number that divides the {hvd.size()} ranks, not "
+                 f"'{settings.tensor_parallel}'")
+    mesh = hvd.mesh({"data": -1, "tensor": settings.tensor_parallel})
+    alike = mesh.set("data")  # ranks that have the same parts of layers
+    replicas = mesh.size("data")
     text = torch.tensor(list(Writer().text(LETTERS).encode()), device=device)
     training, validation_text = text[:LETTERS // 10 * 9], text[LETTERS // 10 * 9:]
     # A window is `context` letters and the one after them, which begins the next window.
     windows, validation = (part.unfold(0, settings.context + 1, settings.context) for part in (training, validation_text))
     sampler = torch.utils.data.distributed.DistributedSampler(
-        windows, num_replicas=hvd.size(), rank=hvd.rank(), seed=settings.seed, drop_last=True)
+        windows, num_replicas=replicas, rank=mesh.coordinate("data"), seed=settings.seed, drop_last=True)
     steps = len(sampler) // settings.batch_size
     if steps == 0:
         sys.exit(f"train_transformer: the text is too short for a batch of {settings.batch_size} windows on each of "
-                 f"{hvd.size()} ranks")
+                 f"{replicas} ranks")
     steps = min(steps, settings.steps or steps)
 
-    torch.manual_seed(settings.seed)
-    gpt = GPT(settings).to(device)
+    torch.manual_seed(settings.seed)  # all ranks draw the same layers, of which each keeps its part
+    gpt = GPT(settings, mesh.set("tensor")).to(device)
     # AdamW pulls matrices towards zero, and leaves biases and norms alone. More ranks make a larger batch; with Adam the
     # learning rate grows with the root of it.
     groups = [{"params": [p for p in gpt.parameters() if p.dim() == 2], "weight_decay": 0.1},
               {"params": [p for p in gpt.parameters() if p.dim() != 2], "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, settings.lr * math.sqrt(hvd.size()), betas=(0.9, 0.95))
-    optimizer = hvd.DistributedOptimizer(adamw, gpt.named_parameters(), shard=SHARDS[settings.shard])
+    adamw = torch.optim.AdamW(groups, settings.lr * math.sqrt(replicas), betas=(0.9, 0.95))
+    optimizer = hvd.DistributedOptimizer(adamw, gpt.named_parameters(), process_set=alike, shard=SHARDS[settings.shard])
     all_steps = settings.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(all_steps // 10, all_steps, rise=10))
     file = os.path.join(settings.checkpoint, "transformer.pt") if settings.checkpoint else None
     first = load(file, gpt, optimizer, scheduler) if settings.resume else 0
-    hvd.broadcast_parameters(gpt.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    hvd.broadcast_parameters(gpt, alike.ranks[0], process_set=alike)
+    hvd.broadcast_optimizer_state(optimizer, alike.ranks[0], process_set=alike)
 
     last = min(settings.epochs, first + settings.stop_after) if settings.stop_after else settings.epochs
-    test_loss = 0.0 if first < last else validation_loss(gpt, validation, settings)
+    test_loss = 0.0 if first < last else validation_loss(gpt, validation, settings, mesh)
     for epoch in range(first, last):
         sampler.set_epoch(epoch)
         order = torch.tensor(list(sampler), device=device)
@@ -130,14 +143,14 @@ def train(settings):
             loss_sum += loss.detach()
         loss = hvd.metric_average(loss_sum.item() / steps, name="loss")
         milliseconds = 1000 * (time.perf_counter() - begin) / steps
-        test_loss = validation_loss(gpt, validation, settings)
+        test_loss = validation_loss(gpt, validation, settings, mesh)
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1:3d}/{settings.epochs}: loss {loss:.4f}, validation loss {test_loss:.4f}, "
                   f"{milliseconds:.1f} ms a step", flush=True)
         if file:
             state = optimizer.consolidated_state_dict(root_rank=0)  # by all ranks: each may have a shard of it
             save(file, gpt=gpt.state_dict(), optimizer=state, scheduler=scheduler.state_dict(), epoch=epoch + 1)
-    hvd.check_parameters(gpt)  # raises if a bit differs between the ranks
+    hvd.check_parameters(gpt, process_set=alike)  # raises if a bit differs between the ranks
     if hvd.rank() == 0:
         print(f"parameters identical on all ranks, digest {digest(gpt):016x}")
         print(f"validation loss: {test_loss:.6f}; by the letters' frequencies alone: "

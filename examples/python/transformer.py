@@ -5,21 +5,24 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import sirtaki.torch as hvd
+
 BYTES = 128      # that a letter may be
 HEAD_WIDTH = 32  # of an attention head
 
 
 class Block(nn.Module):
-    """Lets each letter look at those before it, and then thinks about what it has seen."""
+    """Lets each letter look at those before it, and then thinks about what it has seen. The ranks of the set share its
+    heads, and what it thinks; with one rank the layers are nn.Linear."""
 
-    def __init__(self, width):
+    def __init__(self, width, ranks):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.projection = nn.Linear(width, width)
+        self.qkv = hvd.ColumnParallelLinear(width, 3 * width, blocks=3, unit=HEAD_WIDTH, process_set=ranks)
+        self.projection = hvd.RowParallelLinear(width, width, unit=HEAD_WIDTH, process_set=ranks)
         self.norm2 = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 4 * width)
-        self.contract = nn.Linear(4 * width, width)
+        self.expand = hvd.ColumnParallelLinear(width, 4 * width, process_set=ranks)
+        self.contract = hvd.RowParallelLinear(4 * width, width, process_set=ranks)
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))
@@ -32,25 +35,26 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, settings):
+    def __init__(self, settings, ranks):
         super().__init__()
         self.recompute = settings.recompute
-        self.letters = nn.Embedding(BYTES, settings.width)
+        self.letters = hvd.ParallelEmbedding(BYTES, settings.width, process_set=ranks)
         self.places = nn.Embedding(settings.context, settings.width)
-        self.blocks = nn.ModuleList(Block(settings.width) for _ in range(settings.layers))
+        self.blocks = nn.ModuleList(Block(settings.width, ranks) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
+        self.loss = hvd.ParallelCrossEntropy(BYTES, process_set=ranks)
         for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, 0, 0.5 / settings.width**0.5)  # for GPT-2's width of 768 this is its 0.02
+            if parameter.dim() == 2:  # for GPT-2's width of 768 this is its 0.02
+                hvd.fill_whole(parameter, lambda whole: nn.init.normal_(whole, 0, 0.5 / settings.width**0.5))
 
     def forward(self, text):
-        """For each letter the logits of the next: windows x letters x BYTES."""
+        """For each letter the logits of the next: windows x letters x this rank's part of BYTES."""
         x = self.letters(text) + self.places(torch.arange(text.size(1), device=text.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
-        return F.linear(self.norm(x), self.letters.weight)  # one matrix, both ways
+        return self.letters.logits(self.norm(x))  # one matrix, both ways
 
 
 def loss_of(gpt, windows):
     """The mean loss of a letter of these windows, which have the letter after their last one, too."""
-    return F.cross_entropy(gpt(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+    return gpt.loss(gpt(windows[:, :-1]), windows[:, 1:])

@@ -32,15 +32,35 @@ expect 0 "3 ranks with shards of gradients" "epoch   2/2" "parameters identical 
 same_loss "$(result)" "$whole" ||
   fail "3 ranks with shards of gradients: not the loss of those without, $whole"
 
+# --- two ranks that share each layer come to the loss of one that has them whole ---
+wide=(--width 64 --layers 1 --context 16 --batch-size 8 --steps 30 --epochs 1)
+run 1 "${wide[@]}"
+expect 0 "1 rank" "epoch   1/1"
+whole=$(result)
+run 2 "${wide[@]}" --tensor-parallel 2 --recompute
+expect 0 "2 ranks that share each layer" "epoch   1/1" "parameters identical on all ranks"
+same_loss "$(result)" "$whole" || fail "2 ranks that share each layer: not the loss of one with whole layers, $whole"
+run 4 "${wide[@]}" --tensor-parallel 2 --shard optimizer
+expect 0 "4 ranks, two of which share a layer" "epoch   1/1" "parameters identical on all ranks"
+whole=$(result)
+run 2 "${wide[@]}"
+same_loss "$(result)" "$whole" || fail "2 ranks with whole layers: not the loss of 2 x 2 ranks, $whole"
+
 # --- its arguments ---
 run 2 --help
 expect 0 "--help" "--shard WHAT" "--recompute"
-for bad in $(sample 2 "--context=0" "--width=31" "--width=40" "--layers=0" "--shard=all" "--lr=0" "--steps=-1"); do
+for bad in $(sample 2 "--context=0" "--width=31" "--width=40" "--layers=0" "--shard=all" "--lr=0" "--steps=-1" "--tensor-parallel=0"); do
   run 0 "$bad"
   expect 2 "$bad" "${bad%%=*} takes " "'${bad#*=}'"
 done
 run 0 --resume
 expect 2 "--resume alone" "--resume needs --checkpoint DIR"
+run 3 --tensor-parallel 2
+expect 2 "ranks that do not divide" "--tensor-parallel takes a number that divides the 3 ranks, not '2'"
+for other in "--shard gradients" "--checkpoint $scratch/parts"; do
+  run 0 --tensor-parallel 2 $other   # two words
+  expect 2 "$other" "takes no --tensor-parallel"
+done
 run 2 --batch-size 2000
 expect 2 "a batch that is too large" "the text is too short for a batch of 2000 windows on each of 2 ranks"
 each_rank "--shard none" "--shard optimizer"

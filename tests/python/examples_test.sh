@@ -19,13 +19,14 @@ fail() {
   failures=$((failures + 1))
 }
 
-# run PROGRAM ARGUMENT...: on 2 ranks; the output goes to $scratch/output, the exit code to $code.
-run() {
-  local program=$top/examples/python/$1
-  shift
+# run_on RANKS PROGRAM ARGUMENT...: the output goes to $scratch/output, the exit code to $code. `run`: on 2 ranks.
+run_on() {
+  local ranks=$1 program=$top/examples/python/$2
+  shift 2
   code=0
-  timeout 280 "$sirtakirun" -np 2 --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
+  timeout 280 "$sirtakirun" -np "$ranks" --oversubscribe "${python[@]}" "$program" "$@" >"$scratch/output" 2>&1 </dev/null || code=$?
 }
+run() { run_on 2 "$@"; }
 
 # expect CODE WHAT TEXT...
 expect() {
@@ -132,6 +133,17 @@ transformer() {
   run train_transformer.py "${small[@]}" --shard optimizer --recompute
   expect 0 "train_transformer with its optimizer in shards" "$weights"
 }
+transformer_parts() {
+  local whole wide=(--width 64 --layers 1 --context 16 --batch-size 8 --steps 30 --epochs 1)
+  run_on 1 train_transformer.py "${wide[@]}"
+  expect 0 "train_transformer on one rank" "epoch   1/1"
+  whole=$(sed -n 's/.*validation loss: \([0-9.]*\); by.*/\1/p' "$scratch/output")
+  run_on 2 train_transformer.py "${wide[@]}" --tensor-parallel 2
+  expect 0 "train_transformer with layers over two ranks" "parameters identical on all ranks"
+  sed -n 's/.*validation loss: \([0-9.]*\); by.*/\1/p' "$scratch/output" |
+    awk -v whole="$whole" '{ d = $1 - whole; good = d < 0.001 && d > -0.001 } END { exit !good }' ||
+    fail "train_transformer with layers over two ranks: not the loss of one rank, $whole"
+}
 transformer_resume() {
   local weights small=(--width 32 --layers 1 --steps 4 --epochs 2)
   run train_transformer.py "${small[@]}" --checkpoint "$scratch/whole_transformer"
@@ -179,7 +191,7 @@ sparse_by_mpirun() {
 
 digits
 for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
-  accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_resume) \
+  accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_parts transformer_resume) \
   $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"
