@@ -32,6 +32,7 @@
 #include "sirtaki/observability.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/optimizer_options.h"
+#include "sirtaki/pipeline.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/random.h"
 #include "sirtaki/rank_zero_first.h"

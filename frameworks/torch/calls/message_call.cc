@@ -88,8 +88,8 @@ void CheckMessage(const P2POp& operation, const MessageOptions& options, Session
   (void)GpuOf(operation, session);
 }
 
-std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptions& options,
-                                      bool will_wait, std::shared_ptr<SessionState> session) {
+std::shared_ptr<PendingTensor> StartMessage(const P2POp& operation, const MessageOptions& options,
+                                            bool will_wait, std::shared_ptr<SessionState> session) {
   at::NoGradGuard no_grad;
   const std::string what = TextOfMessage(operation);
   const std::shared_ptr<session::Gpu> gpu = GpuOf(operation, *session);

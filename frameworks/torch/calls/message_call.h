@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "frameworks/torch/calls/pending.h"
+#include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/session/session_state.h"
 #include "sirtaki/messages.h"
 
@@ -13,7 +13,7 @@ namespace sirtaki::detail {
 void CheckMessage(const P2POp& operation, const MessageOptions& options, SessionState& session);
 
 // Submits. Precondition: CheckMessage has passed.
-std::shared_ptr<Pending> StartMessage(const P2POp& operation, const MessageOptions& options,
-                                      bool will_wait, std::shared_ptr<SessionState> session);
+std::shared_ptr<PendingTensor> StartMessage(const P2POp& operation, const MessageOptions& options,
+                                            bool will_wait, std::shared_ptr<SessionState> session);
 
 }  // namespace sirtaki::detail

@@ -40,6 +40,7 @@ class PendingTensor : public Pending {
   std::vector<std::vector<std::int64_t>> ReceivedRows() override;
   void Then(std::function<void()> next) override { handle_->Then(std::move(next)); }
   void Abort(const std::string& why) override { session_->session().Abort(why); }
+  const core::HandlePtr& handle() const { return handle_; }
   int joined() const override { return handle_->joined(); }
   // Returns the number of a call without a name.
   std::uint64_t call_number() const { return call_number_; }

@@ -1,3 +1,5 @@
+#include "frameworks/torch/gradients/clip_grad.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -8,7 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,18 +29,23 @@ namespace {
   detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "clip_grad_norm_: " + text));
 }
 
-// The gradients of the parameters that are split over this set (null: that are whole).
+using Counts = std::function<bool(const at::Tensor& parameter)>;
+
+// Whether the parameter is split over this set (null: is whole).
+bool IsOf(const at::Tensor& parameter, const detail::TensorSplit* split) {
+  const detail::TensorSplitPtr own = detail::SplitOf(parameter);
+  const bool is_whole = own == nullptr || own->split.ranks == 1;
+  if (split == nullptr) return is_whole;
+  return !is_whole && own->set.members.set == split->set.members.set;
+}
+
 std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
-                                    const detail::TensorSplit* split) {
+                                    const Counts& counts = nullptr) {
   std::vector<at::Tensor> gradients;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      const detail::TensorSplitPtr own = detail::SplitOf(parameter);
-      const bool is_whole = own == nullptr || own->split.ranks == 1;
-      const bool is_meant =
-          split == nullptr ? is_whole : !is_whole && own->set.members.set == split->set.members.set;
-      if (is_meant) gradients.push_back(parameter.grad().detach());
+      if (counts && !counts(parameter)) continue;
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
     }
   }
   return gradients;
@@ -88,8 +95,8 @@ double JoinParts(double whole, double part, double norm_type, const detail::Sess
 
 }  // namespace
 
-double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-                       bool error_if_nonfinite) {
+double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
+                             bool error_if_nonfinite, const ClipWithOthers& others) {
   if (!(max_norm >= 0)) {
     ThrowInvalid("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
   }
@@ -113,15 +120,18 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
                      : "norm_type is " + std::to_string(norm_type) +
                            "; with parameters that are split over ranks it has to be above 0");
   }
-  std::vector<at::Tensor> gradients =
-      of_shards ? *std::move(shards) : GradientsOf(optimizer, /*split=*/nullptr);
-  if (gradients.empty() && !of_shards && split_sets.empty()) return 0;
-  const at::Tensor total = NormOf(gradients, norm_type);
+  const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
+  if (gradients.empty() && !of_shards && split_sets.empty() && !others.combine) return 0;
+  const auto counted = [&](const detail::TensorSplit* split) {
+    return GradientsOf(optimizer, [&](const at::Tensor& parameter) {
+      return IsOf(parameter, split) && (!others.counts || others.counts(parameter));
+    });
+  };
+  const at::Tensor total = NormOf(of_shards ? gradients : counted(nullptr), norm_type);
   double norm = total.item<double>();
   for (const detail::TensorSplitPtr& split : split_sets) {
-    std::vector<at::Tensor> parts = GradientsOf(optimizer, split.get());
-    norm = JoinParts(norm, NormOf(parts, norm_type).item<double>(), norm_type, split->set);
-    std::move(parts.begin(), parts.end(), std::back_inserter(gradients));
+    const double part = NormOf(counted(split.get()), norm_type).item<double>();
+    norm = JoinParts(norm, part, norm_type, split->set);
   }
   if (reducer != nullptr && !reducer->has_local_gradients()) {
     // A sum's last bits depend on the number of threads, which hosts may differ in. Those that have
@@ -138,6 +148,7 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
     norm = of_shards ? at::linalg_vector_norm(norms, norm_type).item<double>()
                      : norms.const_data_ptr<double>()[0];
   }
+  if (others.combine) norm = others.combine(norm);
   // It has waited for a GPU, where what was averaged may have failed since.
   if (reducer != nullptr && total.is_cuda()) {
     detail::ThrowIfError(reducer->session()->Check());
@@ -153,6 +164,11 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
     }
   }
   return norm;
+}
+
+double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  return detail::ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, {});
 }
 
 }  // namespace sirtaki

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -86,6 +87,21 @@ class SessionState {
   // 1 for the first message: its key, which no other rank knows.
   int NextMessageNumber() { return ++messages_; }
 
+  // Pipelines have tags of messages of their own: each those from its first one up to the first one
+  // of the pipelines that were there before. `end`: there are none.
+  int FirstPipelineTag(int end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return pipeline_tags_.empty() ? end : *pipeline_tags_.begin();
+  }
+  void TakePipelineTags(int first) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pipeline_tags_.insert(first);
+  }
+  void ReturnPipelineTags(int first) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    pipeline_tags_.erase(first);
+  }
+
   void SetInitialSets(std::vector<ProcessSet> sets) {
     const std::lock_guard<std::mutex> lock(mutex_);
     initial_sets_ = std::move(sets);
@@ -127,6 +143,7 @@ class SessionState {
   std::vector<ProcessSet> initial_sets_;
   std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
   std::shared_ptr<SaveUnderWay> save_;
+  std::set<int> pipeline_tags_;  // the first of each pipeline
 };
 
 }  // namespace sirtaki::detail

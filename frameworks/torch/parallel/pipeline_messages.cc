@@ -1,0 +1,279 @@
+#include "frameworks/torch/parallel/pipeline_messages.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "frameworks/torch/calls/message_call.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using parallel::At;
+using parallel::Edge;
+using parallel::Instruction;
+
+// The message ahead of the first tensors of an edge: their number; of each its type, whether it is on a
+// GPU, whether it has a gradient, its dimensions and sizes.
+constexpr std::int64_t kHeaderNumbers = 512;
+
+Edge EdgeOf(const Instruction& message) {
+  return {std::min(message.stage, message.peer), std::max(message.stage, message.peer),
+          message.name};
+}
+
+std::string OverText(const Edge& edge) {
+  return edge.name.empty() ? "" : " over the skip connection " + core::Quoted(edge.name);
+}
+
+// "activations of micro-batch 3"
+std::string LoadText(const Instruction& message) {
+  return std::string(message.carries_gradient() ? "gradients" : "activations") +
+         " of micro-batch " + std::to_string(message.micro_batch);
+}
+
+std::string ReceiveText(const PipelinePlan& plan, const Instruction& receive) {
+  return StageText(plan, receive.stage) + " waits for " + LoadText(receive) + " from " +
+         StageText(plan, receive.peer) + OverText(EdgeOf(receive));
+}
+
+std::string SendText(const PipelinePlan& plan, const Instruction& send) {
+  return StageText(plan, send.stage) + " waits until " + StageText(plan, send.peer) + " takes " +
+         LoadText(send) + OverText(EdgeOf(send));
+}
+
+at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
+  at::Tensor header = at::zeros({kHeaderNumbers}, at::kLong);
+  std::int64_t* const numbers = header.mutable_data_ptr<std::int64_t>();
+  std::int64_t at = 0;
+  const auto add = [&](std::int64_t number) {
+    if (at == kHeaderNumbers) {
+      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                               "stage " + std::to_string(edge.from) +
+                                   " hands too many tensors to stage " + std::to_string(edge.to) +
+                                   "; stack some of them into one"));
+    }
+    numbers[at++] = number;
+  };
+  add(static_cast<std::int64_t>(tensors.size()));
+  for (const PipelineTensor& tensor : tensors) {
+    add(static_cast<std::int64_t>(tensor.type));
+    add(tensor.on_gpu ? 1 : 0);
+    add(tensor.requires_grad ? 1 : 0);
+    add(static_cast<std::int64_t>(tensor.sizes.size()));
+    for (const std::int64_t size : tensor.sizes) add(size);
+  }
+  return header;
+}
+
+PipelineTensors Decoded(const at::Tensor& header) {
+  const std::int64_t* number = header.const_data_ptr<std::int64_t>();
+  PipelineTensors tensors(static_cast<std::size_t>(*number++));
+  for (PipelineTensor& tensor : tensors) {
+    tensor.type = static_cast<at::ScalarType>(*number++);
+    tensor.on_gpu = *number++ != 0;
+    tensor.requires_grad = *number++ != 0;
+    tensor.sizes.resize(static_cast<std::size_t>(*number++));
+    for (std::int64_t& size : tensor.sizes) size = *number++;
+  }
+  return tensors;
+}
+
+}  // namespace
+
+PipelineTensor PipelineTensor::Of(const at::Tensor& tensor) {
+  return {tensor.scalar_type(), tensor.is_cuda(), tensor.requires_grad(), tensor.sizes().vec()};
+}
+
+std::string PipelineTensor::Text() const {
+  std::string text = std::string(at::toString(type)) + " [";
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  }
+  return text + "]" + (on_gpu ? " on a GPU" : "") + (requires_grad ? " with a gradient" : "");
+}
+
+PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
+                                   std::vector<at::Device> devices)
+    : plan_(plan), timeout_(timeout), devices_(std::move(devices)) {}
+
+void PipelineMessages::Begin(bool training) {
+  if (training_) known_in_training_ = std::exchange(known_, {});
+  training_ = training;
+  known_ = training ? std::exchange(known_in_training_, {}) : Learned();
+}
+
+void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors) {
+  PipelineTensors now;
+  for (const at::Tensor& tensor : tensors) {
+    const std::string number = "tensor " + std::to_string(now.size());
+    if (!tensor.defined()) {
+      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                               StageText(plan_, edge.from) +
+                                   " hands an undefined tensor to stage " +
+                                   std::to_string(edge.to) + OverText(edge) + " (" + number + ")"));
+    }
+    now.push_back(PipelineTensor::Of(tensor));
+  }
+  const auto [known, is_new] = known_.tensors.emplace(edge, now);
+  if (is_new || known->second == now) return;
+  const PipelineTensors& before = known->second;
+  std::string what = StageText(plan_, edge.from) + " hands other tensors to stage " +
+                     std::to_string(edge.to) + OverText(edge) + " than in its first micro-batch: ";
+  if (before.size() != now.size()) {
+    what += std::to_string(now.size()) + " in place of " + std::to_string(before.size());
+  } else {
+    const auto differ = std::mismatch(before.begin(), before.end(), now.begin());
+    what += "tensor " + std::to_string(differ.first - before.begin()) + " was " +
+            differ.first->Text() + " and is " + differ.second->Text();
+  }
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                           what + "; give batches of one size (leave out a last one that is "
+                                  "smaller), and make shapes depend on nothing else"));
+}
+
+std::vector<std::size_t> PipelineMessages::WithGradient(const Edge& edge) const {
+  std::vector<std::size_t> places;
+  const PipelineTensors& tensors = known_.tensors.at(edge);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].requires_grad) places.push_back(i);
+  }
+  return places;
+}
+
+PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation) {
+  const auto& session = plan_.row().set.session;
+  ThrowIfError(session->Check());
+  CheckMessage(operation, {}, *session);
+  return detail::StartMessage(operation, {}, /*will_wait=*/false, session);
+}
+
+void PipelineMessages::Post(const Instruction& receive) {
+  Posted& posted = posted_[receive];
+  const Edge edge = EdgeOf(receive);
+  if (known_.tensors.contains(edge)) return Start(receive, &posted);
+  if (receive.carries_gradient() || headers_.contains(edge)) return;
+  // The first receive over the edge; its tag is that of the header, which goes first.
+  const at::Tensor header = at::empty({kHeaderNumbers}, at::kLong);
+  const Instruction first = {receive.kind, receive.stage, 0, receive.peer, receive.name};
+  headers_[edge] = {
+      StartMessage(P2POp::receive(header, plan_.RankOf(receive.peer), plan_.TagOf(first))), header,
+      ReceiveText(plan_, receive)};
+}
+
+void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
+  const bool gradients = receive.carries_gradient();
+  posted->started = true;
+  for (const PipelineTensor& tensor : Known(EdgeOf(receive))) {
+    if (gradients && !tensor.requires_grad) continue;
+    const at::Device device = tensor.on_gpu ? devices_[At(receive.stage)] : at::Device(at::kCPU);
+    posted->tensors.push_back(
+        at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.type).device(device)));
+    posted->messages.push_back(StartMessage(
+        P2POp::receive(posted->tensors.back(), plan_.RankOf(receive.peer), plan_.TagOf(receive))));
+  }
+}
+
+void PipelineMessages::StartLate(const Edge& edge) {
+  for (auto& [receive, posted] : posted_) {
+    if (!posted.started && EdgeOf(receive) == edge) Start(receive, &posted);
+  }
+}
+
+void PipelineMessages::TakeHeader(const Instruction& receive) {
+  const Edge edge = EdgeOf(receive);
+  const auto header = headers_.find(edge);
+  Await(*header->second.message, header->second.what);
+  known_.tensors.emplace(edge, Decoded(header->second.memory));
+  headers_.erase(header);
+  StartLate(edge);
+}
+
+PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
+  const Edge edge = EdgeOf(receive);
+  if (!known_.tensors.contains(edge)) TakeHeader(receive);
+  StartLate(edge);
+  const auto found = posted_.find(receive);
+  const std::string what = ReceiveText(plan_, receive);
+  for (const Message& message : found->second.messages) Await(*message, what);
+  Tensors tensors = std::move(found->second.tensors);
+  posted_.erase(found);
+  return tensors;
+}
+
+void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
+  const Edge edge = EdgeOf(send);
+  const std::string what = SendText(plan_, send);
+  const int to = plan_.RankOf(send.peer);
+  // What has gone is let go.
+  while (!sent_.empty() && sent_.front().message->Poll()) {
+    Await(*sent_.front().message, sent_.front().what);
+    sent_.pop_front();
+  }
+  if (!send.carries_gradient() && known_.told.insert(edge).second) {
+    const at::Tensor header = Encoded(Known(edge), edge);
+    const Instruction first = {send.kind, send.stage, 0, send.peer, send.name};
+    sent_.push_back({StartMessage(P2POp::send(header, to, plan_.TagOf(first))), what});
+  }
+  for (const at::Tensor& tensor : tensors) {
+    sent_.push_back({StartMessage(P2POp::send(tensor.detach(), to, plan_.TagOf(send))), what});
+  }
+}
+
+void PipelineMessages::SendOne(const at::Tensor& tensor, int stage, int tag,
+                               const std::string& what) {
+  sent_.push_back({StartMessage(P2POp::send(tensor, plan_.RankOf(stage), tag)), what});
+}
+
+void PipelineMessages::ReceiveOne(const at::Tensor& into, int stage, int tag,
+                                  const std::string& what) {
+  Await(*StartMessage(P2POp::receive(into, plan_.RankOf(stage), tag)), what);
+}
+
+void PipelineMessages::Finish() {
+  for (; !sent_.empty(); sent_.pop_front()) Await(*sent_.front().message, sent_.front().what);
+}
+
+void PipelineMessages::Forget() {
+  posted_.clear();
+  headers_.clear();
+  sent_.clear();
+}
+
+std::vector<at::Tensor> PipelineMessages::Await(PendingTensor& message, const std::string& what) {
+  session::Session& session = plan_.row().set.session->session();
+  const core::TimePoint begin = core::Clock::now();
+  const core::TimePoint deadline = begin + timeout_;
+  core::Duration patience = session.config().stall_warning;
+  while (!message.handle()->done()) {
+    const bool warns = patience > core::Duration::zero();
+    const core::TimePoint next = warns ? std::min(deadline, begin + patience) : deadline;
+    const core::Status waited = session.Wait(*message.handle(), next);
+    if (message.handle()->done()) break;
+    if (waited.code() != core::StatusCode::kTimedOut) ThrowIfError(waited);
+    const core::TimePoint now = core::Clock::now();
+    const std::string late = what + ", for " + core::DurationText(now - begin);
+    if (now >= deadline) {
+      const std::string text = late + ", which is the timeout of the pipeline";
+      session.Abort(text);
+      ThrowStatus(core::Status(core::StatusCode::kTimedOut, text));
+    }
+    core::Log(core::LogLevel::kWarning, late);
+    patience *= 2;
+  }
+  try {
+    return message.Results();
+  } catch (const Error& error) {
+    throw Error(error.code(), what + ": " + error.what(), error.origin());
+  }
+}
+
+}  // namespace sirtaki::detail

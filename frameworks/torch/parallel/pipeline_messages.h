@@ -1,0 +1,103 @@
+// What travels between the stages of a pipeline. Shapes and types of an edge are learned when the
+// first tensors go over it: a message ahead of these has them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "frameworks/torch/calls/pending_tensor.h"
+#include "frameworks/torch/parallel/pipeline_plan.h"
+#include "sirtaki/messages.h"
+
+namespace sirtaki::detail {
+
+// A tensor of an edge, except its values.
+struct PipelineTensor {
+  at::ScalarType type = at::kFloat;
+  bool on_gpu = false;
+  bool requires_grad = false;
+  std::vector<std::int64_t> sizes;
+
+  static PipelineTensor Of(const at::Tensor& tensor);
+  std::string Text() const;  // "float32 [3, 4], with a gradient"
+  bool operator==(const PipelineTensor&) const = default;
+};
+using PipelineTensors = std::vector<PipelineTensor>;
+
+// Messages are sent and posted without waiting. Every wait has a deadline and says what lacks.
+class PipelineMessages {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  // The plan outlives it. `devices`: where the tensors of a stage are if they are on a GPU.
+  PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
+                   std::vector<at::Device> devices);
+
+  // A batch begins. What evaluation learns is forgotten then: its batches may differ.
+  void Begin(bool training);
+  // Tensors that a stage of this rank hands to an edge are as they always were. Throws
+  // InvalidArgument.
+  void CheckHandedOver(const parallel::Edge& edge, const Tensors& tensors);
+  // Precondition of these two: the edge is known.
+  const PipelineTensors& Known(const parallel::Edge& edge) const { return known_.tensors.at(edge); }
+  // The places of the tensors of an edge that send a gradient back.
+  std::vector<std::size_t> WithGradient(const parallel::Edge& edge) const;
+
+  void Post(const parallel::Instruction& receive);
+  Tensors Take(const parallel::Instruction& receive);  // waits; precondition: it was posted
+  // Activations: all tensors of the edge, for which CheckHandedOver was called; else the gradients of
+  // those that have one.
+  void Send(const parallel::Instruction& send, const Tensors& tensors);
+  // Sends or receives one tensor between ranks for the pipeline itself.
+  void SendOne(const at::Tensor& tensor, int stage, int tag, const std::string& what);
+  void ReceiveOne(const at::Tensor& into, int stage, int tag, const std::string& what);
+  void Finish();  // waits until all that was sent may be written again
+  void Forget();  // after an error
+
+ private:
+  using Message = std::shared_ptr<PendingTensor>;
+  struct Sent {
+    Message message;
+    std::string what;
+  };
+  struct Posted {
+    bool started = false;
+    Tensors tensors;
+    std::vector<Message> messages;
+  };
+
+  void Start(const parallel::Instruction& receive, Posted* posted);
+  void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
+  void TakeHeader(const parallel::Instruction& receive);
+  std::vector<at::Tensor> Await(PendingTensor& message, const std::string& what);
+  Message StartMessage(const P2POp& operation);
+
+  const PipelinePlan& plan_;
+  const std::chrono::milliseconds timeout_;
+  const std::vector<at::Device> devices_;
+  bool training_ = true;
+  struct Learned {
+    std::map<parallel::Edge, PipelineTensors> tensors;
+    std::set<parallel::Edge> told;  // the other end of these edges knows
+  };
+  Learned known_;
+  Learned known_in_training_;  // while this evaluates
+  struct Header {
+    Message message;
+    at::Tensor memory;
+    std::string what;
+  };
+  std::map<parallel::Edge, Header> headers_;  // that are posted
+  std::map<parallel::Instruction, Posted> posted_;
+  std::deque<Sent> sent_;
+};
+
+}  // namespace sirtaki::detail

@@ -1,0 +1,370 @@
+#include "frameworks/torch/parallel/pipeline_run.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "core/base/text.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "parallel/schedule_text.h"
+#include "sirtaki/recompute.h"
+
+namespace sirtaki::detail {
+namespace {
+
+using parallel::At;
+using parallel::InstructionKind;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+// Stands in the graph for a tensor that another stage has made, and takes its gradient. The tensor is no
+// leaf, so that a stage may change it in place as the unsplit model may.
+class PipelineInput : public Node {
+ public:
+  PipelineInput(std::shared_ptr<std::vector<at::Tensor>> gradients, std::size_t place)
+      : gradients_(std::move(gradients)), place_(place) {}
+  std::string name() const override { return "PipelineInput"; }
+  variable_list apply(variable_list&& gradients) override {
+    (*gradients_)[place_] = std::move(gradients.front());
+    return {};
+  }
+
+ private:
+  const std::shared_ptr<std::vector<at::Tensor>> gradients_;
+  const std::size_t place_;
+};
+
+at::Tensor InGraph(const at::Tensor& tensor, bool requires_grad,
+                   const std::shared_ptr<std::vector<at::Tensor>>& gradients, std::size_t place) {
+  at::Tensor input = tensor.detach();
+  if (!requires_grad) return input;
+  const std::shared_ptr<PipelineInput> node(new PipelineInput(gradients, place),
+                                            torch::autograd::deleteNode);
+  torch::autograd::set_history(input, node);
+  return input;
+}
+
+[[noreturn]] void RefuseBatch(const std::string& why) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, why));
+}
+
+// The names of the skip connections that begin at a stage, each once.
+std::vector<std::string> SkipNames(const std::vector<parallel::Edge>& edges) {
+  std::vector<std::string> names;
+  for (const parallel::Edge& edge : edges) {
+    if (edge.name.empty()) continue;
+    if (std::find(names.begin(), names.end(), edge.name) == names.end()) names.push_back(edge.name);
+  }
+  return names;
+}
+
+std::map<int, PipelineCore::Stage> ByNumber(const PipelinePlan& plan,
+                                            std::vector<PipelineCore::Stage> stages) {
+  std::map<int, PipelineCore::Stage> by_number;
+  const std::vector<int> numbers = plan.shape().StagesOf(plan.row().place);
+  for (std::size_t i = 0; i < numbers.size(); ++i) by_number[numbers[i]] = std::move(stages[i]);
+  return by_number;
+}
+
+// Where a stage has its tensors on a GPU: where its parameters are, or the current one.
+std::vector<at::Device> DevicesOf(const PipelinePlan& plan,
+                                  const std::vector<PipelineCore::Stage>& stages) {
+  std::vector<at::Device> devices(At(plan.shape().stages), at::Device(at::kCUDA));
+  const std::vector<int> numbers = plan.shape().StagesOf(plan.row().place);
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    for (const auto& [name, parameter] : stages[i].parameters) {
+      if (!parameter.is_cuda()) continue;
+      devices[At(numbers[i])] = parameter.device();
+      break;
+    }
+  }
+  return devices;
+}
+
+}  // namespace
+
+struct PipelineRun::Kept {
+  struct Root {
+    torch::autograd::Edge edge;
+    Edge over;          // that brings its gradient
+    std::size_t place;  // among those of this edge that have one
+  };
+  std::vector<Root> roots;
+  at::Tensor loss;
+  Gradients gradients = std::make_shared<Tensors>();  // of the inputs, in their order
+  // Where each input came from: an edge, and how many there are that have a gradient or not.
+  struct Origin {
+    Edge edge;
+    std::vector<PipelineTensor> tensors;
+  };
+  std::vector<Origin> origins;
+  std::vector<at::Device> devices;  // of the inputs
+};
+
+PipelineRun::PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Stage> stages,
+                         PipelineLoss::Function loss, std::chrono::milliseconds timeout)
+    : plan_(plan),
+      stages_(ByNumber(plan, stages)),
+      loss_(std::move(loss)),
+      messages_(plan, timeout, DevicesOf(plan, stages)) {}
+
+std::string PipelineRun::Activity() const {
+  return now_ == nullptr ? std::string() : parallel::Describe(*now_);
+}
+
+void PipelineRun::Reset() {
+  kept_.clear();
+  activations_.clear();
+  gradients_.clear();
+  inputs_.clear();
+  targets_.clear();
+  losses_.clear();
+  now_ = nullptr;
+  reduce_tied_ = nullptr;
+}
+
+double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& targets,
+                        Tensors* outputs,
+                        const std::function<void(const std::string& tie)>& reduce_tied) {
+  Reset();  // of a batch that has thrown
+  training_ = training;
+  reduce_tied_ = &reduce_tied;
+  wants_outputs_ = outputs != nullptr;
+  outputs_.clear();
+  most_kept_ = training ? 0 : most_kept_;
+  const at::AutoGradMode with_graph(training);
+  if (stages_.count(0) != 0) CutBatch(inputs, "inputs", &inputs_);
+  if (stages_.count(plan_.shape().stages - 1) != 0) CutBatch(targets, "targets", &targets_);
+  messages_.Begin(training);
+  for (const Instruction& instruction : plan_.Instructions(training)) {
+    now_ = &instruction;
+    Do(instruction);
+  }
+  now_ = nullptr;
+  if (wants_outputs_ && !outputs_.empty()) {
+    outputs->clear();
+    for (std::size_t i = 0; i < outputs_.front().size(); ++i) {
+      Tensors parts;
+      for (const Tensors& of : outputs_) parts.push_back(of[i]);
+      outputs->push_back(at::cat(parts));
+    }
+  }
+  outputs_.clear();
+  const double loss = MeanLoss();
+  Reset();
+  return loss;
+}
+
+void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
+                           std::vector<Tensors>* parts) const {
+  const std::int64_t count = plan_.shape().micro_batches;
+  const std::string stage = StageText(plan_, what == "inputs" ? 0 : plan_.shape().stages - 1);
+  if (tensors.empty()) RefuseBatch(stage + " needs the " + what + " of the batch");
+  parts->assign(static_cast<std::size_t>(count), {});
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) RefuseBatch(stage + " needs the " + what + " of the batch");
+    if (tensor.dim() == 0 || tensor.size(0) % count != 0 || tensor.size(0) == 0) {
+      RefuseBatch("the " + what + " of " + stage + " have " +
+                  (tensor.dim() == 0 ? "no" : std::to_string(tensor.size(0))) +
+                  " samples, which cannot be cut into " + std::to_string(count) +
+                  " micro-batches of one size; use a batch size that is a multiple of " +
+                  std::to_string(count) + ", and leave out a last batch that is smaller");
+    }
+    const std::int64_t size = tensor.size(0) / count;
+    for (std::int64_t i = 0; i < count; ++i) {
+      (*parts)[static_cast<std::size_t>(i)].push_back(tensor.narrow(0, i * size, size));
+    }
+  }
+}
+
+double PipelineRun::MeanLoss() const {
+  double sum = 0;
+  for (const at::Tensor& loss : losses_) sum += loss.item<double>();
+  return losses_.empty() ? 0 : sum / static_cast<double>(losses_.size());
+}
+
+void PipelineRun::Do(const Instruction& instruction) {
+  const auto edge = [&] {
+    return Edge{std::min(instruction.stage, instruction.peer),
+                std::max(instruction.stage, instruction.peer), instruction.name};
+  };
+  switch (instruction.kind) {
+    case InstructionKind::kForward:
+      return Forward(instruction);
+    case InstructionKind::kBackward:
+      return Backward(instruction);
+    case InstructionKind::kReceive:
+      return messages_.Post(instruction);
+    case InstructionKind::kSend: {
+      auto& made = instruction.carries_gradient() ? gradients_ : activations_;
+      const auto found = made.find({edge(), instruction.micro_batch});
+      messages_.Send(instruction, found->second);
+      made.erase(found);
+      return;
+    }
+    case InstructionKind::kReduceTied:
+      return (*reduce_tied_)(instruction.name);
+    case InstructionKind::kAverage:  // the optimizer's hooks have begun it, and step() ends it
+    case InstructionKind::kStep:     // the program's
+      return;
+  }
+}
+
+// What an edge brings to a pass: the message, or what another stage of this rank has made.
+PipelineRun::Tensors PipelineRun::Arriving(const Edge& edge, const Instruction& pass) {
+  const bool forward = pass.kind == InstructionKind::kForward;
+  const int peer = forward ? edge.from : edge.to;
+  if (plan_.shape().RankOf(peer) != plan_.row().place) {
+    return messages_.Take(
+        {InstructionKind::kReceive, pass.stage, pass.micro_batch, peer, edge.name});
+  }
+  auto& made = forward ? activations_ : gradients_;
+  const auto found = made.find({edge, pass.micro_batch});
+  Tensors tensors = std::move(found->second);
+  made.erase(found);
+  return tensors;
+}
+
+PipelineRun::Tensors PipelineRun::InputsOf(const Instruction& pass, Kept* kept) {
+  if (pass.stage == 0) {
+    Tensors inputs = std::move(inputs_[At(pass.micro_batch)]);
+    for (at::Tensor& input : inputs) input = input.detach();
+    return inputs;
+  }
+  Tensors inputs;
+  std::vector<bool> with_gradient;
+  for (const Edge& edge : plan_.shape().InputsOf(pass.stage)) {
+    for (at::Tensor& tensor : Arriving(edge, pass)) inputs.push_back(std::move(tensor));
+    kept->origins.push_back({edge, messages_.Known(edge)});
+    for (const PipelineTensor& tensor : messages_.Known(edge)) {
+      with_gradient.push_back(training_ && tensor.requires_grad);
+    }
+  }
+  kept->gradients->resize(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    kept->devices.push_back(inputs[i].device());
+    inputs[i] = InGraph(inputs[i], with_gradient[i], kept->gradients, i);
+  }
+  return inputs;
+}
+
+PipelineRun::Tensors PipelineRun::Call(int stage, const Tensors& inputs) const {
+  const PipelineStage::Function& forward = stages_.at(stage).forward;
+  if (!training_ || !plan_.shape().Recomputes(stage)) return forward(inputs);
+  return recompute(forward, inputs);
+}
+
+void PipelineRun::Forward(const Instruction& pass) {
+  const auto kept = std::make_shared<Kept>();
+  const Tensors outputs = Call(pass.stage, InputsOf(pass, kept.get()));
+  if (pass.stage + 1 == plan_.shape().stages) {
+    TakeLoss(pass, outputs, kept.get());
+  } else {
+    HandOn(pass, outputs, kept.get());
+  }
+  if (!training_) return;
+  kept_[{pass.stage, pass.micro_batch}] = kept;
+  most_kept_ = std::max(most_kept_, static_cast<int>(kept_.size()));
+}
+
+void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept* kept) {
+  if (outputs.empty()) RefuseBatch(StageText(plan_, pass.stage) + " returns no tensor");
+  const at::Tensor loss = loss_(outputs, std::exchange(targets_[At(pass.micro_batch)], {}));
+  if (!loss.defined() || loss.numel() != 1) {
+    RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
+                " has to be one number, a mean over the micro-batch");
+  }
+  if (training_ && !loss.requires_grad()) {
+    RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
+                " has no gradient: no parameter before it requires one");
+  }
+  losses_.push_back(loss.detach());
+  if (wants_outputs_) {
+    Tensors detached;
+    for (const at::Tensor& output : outputs) detached.push_back(output.detach());
+    outputs_.push_back(std::move(detached));
+  }
+  if (training_) kept->loss = loss;
+}
+
+void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* kept) {
+  const std::vector<Edge> edges = plan_.shape().OutputsOf(pass.stage);
+  const std::vector<std::string> names = SkipNames(edges);
+  if (outputs.size() <= names.size()) {
+    RefuseBatch(
+        StageText(plan_, pass.stage) + " returns " + std::to_string(outputs.size()) +
+        " tensors; it has to return some for the next stage, and behind them one for each of " +
+        std::to_string(names.size()) + " skip connections");
+  }
+  const std::size_t main = outputs.size() - names.size();
+  for (const Edge& edge : edges) {
+    Tensors handed(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(main));
+    if (!edge.name.empty()) {
+      const auto name = std::find(names.begin(), names.end(), edge.name);
+      handed = {outputs[main + static_cast<std::size_t>(name - names.begin())]};
+    }
+    messages_.CheckHandedOver(edge, handed);
+    std::size_t place = 0;
+    for (at::Tensor& tensor : handed) {
+      if (training_ && tensor.requires_grad()) {
+        kept->roots.push_back({torch::autograd::impl::gradient_edge(tensor), edge, place++});
+      }
+      tensor = tensor.detach();
+    }
+    activations_[{edge, pass.micro_batch}] = std::move(handed);
+  }
+}
+
+void PipelineRun::Backward(const Instruction& pass) {
+  const auto found = kept_.find({pass.stage, pass.micro_batch});
+  const std::shared_ptr<Kept> kept = std::move(found->second);
+  std::map<Edge, Tensors> arrived;
+  for (const Edge& edge : plan_.shape().OutputsOf(pass.stage)) arrived[edge] = Arriving(edge, pass);
+  torch::autograd::edge_list roots;
+  variable_list gradients;
+  for (Kept::Root& root : kept->roots) {
+    roots.push_back(std::move(root.edge));
+    gradients.push_back(std::move(arrived.at(root.over)[root.place]));
+  }
+  if (kept->loss.defined()) {
+    // The loss of the batch is the mean of those of its micro-batches.
+    roots.push_back(torch::autograd::impl::gradient_edge(kept->loss));
+    gradients.push_back(at::ones_like(kept->loss).div_(plan_.shape().micro_batches));
+    kept->loss.reset();
+  }
+  kept->roots.clear();
+  arrived.clear();
+  if (!roots.empty()) {
+    torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
+                                                          /*create_graph=*/false,
+                                                          /*accumulate_grad=*/true);
+  }
+  kept_.erase(found);
+  std::size_t input = 0;
+  for (const Kept::Origin& origin : kept->origins) {
+    Tensors back;
+    for (const PipelineTensor& tensor : origin.tensors) {
+      at::Tensor& gradient = (*kept->gradients)[input];
+      const at::Device device = kept->devices[input++];
+      if (!tensor.requires_grad) continue;
+      // A stage that does not use an input gives it no gradient; the one before expects one.
+      if (!gradient.defined()) {
+        gradient = at::zeros(tensor.sizes, at::TensorOptions().dtype(tensor.type).device(device));
+      }
+      back.push_back(std::move(gradient));
+    }
+    gradients_[{origin.edge, pass.micro_batch}] = std::move(back);
+  }
+}
+
+}  // namespace sirtaki::detail
