@@ -94,7 +94,8 @@ PipelineTensor PipelineTensor::Of(const at::Tensor& tensor) {
 }
 
 std::string PipelineTensor::Text() const {
-  std::string text = std::string(at::toString(type)) + " [";
+  const auto known = DTypeOf(type);
+  std::string text = std::string(known ? core::DTypeName(*known) : at::toString(type)) + " [";
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
   }
