@@ -36,7 +36,7 @@ part_jobs() { released && SIRTAKI_TEST_SCALE=full ctest --preset release -C Full
 part_tables() {
   released && SIRTAKI_TEST_SCALE=full ctest --preset release -j "$jobs" -R '^conformance\.' &&
     SIRTAKI_TEST_SCALE=10 ctest --preset release -j "$jobs" -L '^(unit|inproc)$' &&
-    SIRTAKI_TEST_SCALE=full ctest --preset release -R '^(mpi\.(random_programs|huge)_test|torch\.state_mpi_test)\.|^RandomTrainingTest$'
+    SIRTAKI_TEST_SCALE=full ctest --preset release -R '^(mpi\.(random_programs|huge)_test|torch\.state_mpi_test)\.|^Random(Training|Pipeline)Test$'
 }
 part_soak() { released && bash tests/multihost/soak.sh build/release/tests/multihost 60 20; }
 part_tsan() { build tsan -DSIRTAKI_UNITY=ON && ctest --preset tsan -j "$jobs"; }
