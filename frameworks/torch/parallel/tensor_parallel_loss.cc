@@ -138,6 +138,7 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
     loss.masked_fill_(ignored, 0);
     if (at::isReducedFloatingType(given.scalar_type())) loss = loss.to(given.scalar_type());
 
+    if (!given.requires_grad()) return loss;
     const at::Tensor own_most = told.tensor.select(1, 0).squeeze(0);
     exponentials.mul_(AsColumn((own_most - total).exp_()));
     context->save_for_backward({exponentials, own.columns, own.absent, ignored});

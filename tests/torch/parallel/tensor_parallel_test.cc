@@ -155,5 +155,25 @@ TEST(TensorParallelRefusalTest, SplitParametersNeedAnOrdinaryNorm) {
   });
 }
 
+TEST(TensorParallelRefusalTest, NormsOfPartsNeedWholeGradients) {
+  RunTorchRanks(4, [](int) {
+    const Mesh grid = mesh({{"data", 2}, {"tensor", 2}});
+    for (const Shard shard : {Shard::OptimizerState, Shard::Gradients}) {
+      ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 4).process_set(grid.set("tensor")));
+      auto optimizer = DistributedOptimizer(
+          torch::optim::SGD(layer->parameters(), 0.1), layer->named_parameters(),
+          DistributedOptimizerOptions().process_set(grid.set("data")).shard(shard));
+      layer(torch::ones({1, 3})).sum().backward();
+      if (shard == Shard::OptimizerState) {
+        EXPECT_NEAR(clip_grad_norm_(optimizer, 1e9), 4, 1e-6);
+        optimizer.step();
+      } else {
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { clip_grad_norm_(optimizer, 1e9); }),
+                    HasSubstr("need Shard::OptimizerState in place of Shard::Gradients"));
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sirtaki::tests
