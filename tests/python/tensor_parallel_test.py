@@ -67,34 +67,39 @@ def test_gradients_of_the_loss_in_double(size, smoothing):
             gradient.sum().backward()
 
 
-def test_a_model_computes_and_learns_what_the_unsplit_one_does(size):
+def test_a_mesh_learns_what_one_process_does(size):
+    mesh = hvd.mesh({"data": 2 if size == 4 else 1, "tensor": -1})
+    across, alike = mesh.set("tensor"), mesh.set("data")
+
     def parts():
-        return nn.Sequential(hvd.ParallelEmbedding(size + 9, 6), hvd.ColumnParallelLinear(6, size + 5), nn.Tanh(),
-                             hvd.RowParallelLinear(size + 5, 6))
+        return nn.Sequential(hvd.ParallelEmbedding(size + 9, 6, process_set=across),
+                             hvd.ColumnParallelLinear(6, size + 5, process_set=across), nn.Tanh(),
+                             hvd.RowParallelLinear(size + 5, 6, process_set=across))
 
     def whole():
         return nn.Sequential(nn.Embedding(size + 9, 6), nn.Linear(6, size + 5), nn.Tanh(), nn.Linear(size + 5, 6))
 
     alone, model = pair(7, whole, parts)
     alone.double(), model.double()
-    loss = hvd.ParallelCrossEntropy(size + 9, ignore_index=1)
+    loss = hvd.ParallelCrossEntropy(size + 9, process_set=across)
+    hvd.broadcast_parameters(model, alike.ranks[0], process_set=alike)
     sgd, plain = torch.optim.SGD(model.parameters(), 0.5), torch.optim.SGD(alone.parameters(), 0.5)
-    each = hvd.mesh({"data": 1, "tensor": -1}).set("data")
-    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=each)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), process_set=alike)
     for step in range(3):
         torch.manual_seed(step)
-        ids, targets = torch.randint(size + 9, (2, 2, 5))
+        ids, targets = torch.randint(size + 9, (2, 2 * mesh.size("data"), 5))
         plain.zero_grad()
-        wanted = F.cross_entropy(F.linear(alone(ids), alone[0].weight).flatten(0, 1), targets.flatten(), ignore_index=1)
+        wanted = F.cross_entropy(F.linear(alone(ids), alone[0].weight).flatten(0, 1), targets.flatten())
         wanted.backward()
         norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
         plain.step()
         optimizer.zero_grad()
-        found = loss(model[0].logits(model(ids)), targets)
+        share = slice(2 * mesh.coordinate("data"), 2 * mesh.coordinate("data") + 2)
+        found = loss(model[0].logits(model(ids[share])), targets[share])
         found.backward()
         support.assert_close(optimizer.clip_grad_norm_(0.1), norm.item(), 1e-9)
         optimizer.step()
-        support.assert_close(found, wanted, 1e-9)
+        support.assert_close(hvd.metric_average(found.item()), wanted.item(), 1e-9)
     support.assert_close(hvd.whole_state_dict(model), dict(alone.state_dict()), 1e-9)
 
     # A new model takes the unsplit one's state, and its own.
