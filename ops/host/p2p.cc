@@ -19,11 +19,20 @@ bool HasFinished(const std::unique_ptr<Completion>& operation, Status* status) {
   return status->ok();
 }
 
+// " (activations of micro-batch 3)", if the message's key has such a label behind peer and tag.
+std::string LabelOf(const core::Work& work) {
+  const std::string& name = work.request.key.name.text();
+  const std::size_t begin = name.find(" (");
+  const std::size_t end = name.rfind("), message ");
+  if (begin == std::string::npos || end == std::string::npos || end < begin) return "";
+  return name.substr(begin, end + 1 - begin);
+}
+
 }  // namespace
 
 std::string P2pText(const core::Work& work) {
   return (Sends(work) ? "send to rank " : "receive from rank ") + std::to_string(work.peer) +
-         ", tag " + std::to_string(work.tag);
+         ", tag " + std::to_string(work.tag) + LabelOf(work);
 }
 
 void P2p::Start(core::WorkPtr work, core::TimePoint now, P2pGate there) {

@@ -32,9 +32,9 @@
 #include <utility>
 #include <vector>
 
+#include "sirtaki/detail/pipeline_core.h"
 #include "sirtaki/export.h"
 #include "sirtaki/mesh.h"
-#include "sirtaki/optimizer.h"
 #include "sirtaki/optimizer_options.h"
 #include "sirtaki/process_set.h"
 
@@ -168,55 +168,6 @@ class PipelineStage {
 
 using PipelineFactory = std::function<PipelineStage()>;
 
-namespace detail {
-
-// A pipeline whose stages are functions with named parameters; it knows no modules, and whoever has
-// them makes one. One thread uses it. Functions are called on that thread, in backward() for a GPU
-// also on autograd's.
-class SIRTAKI_API PipelineCore {
- public:
-  using Tensors = std::vector<at::Tensor>;
-  struct Stage {
-    PipelineStage::Function forward;
-    NamedTensors parameters;  // "N.rest": N is the number of a layer, or of the stage
-  };
-
-  // How many stages there are if layers are cut. Throws as the constructor.
-  static int StagesOfCut(const PipelineOptions& options);
-  // The first layer of each stage. `weigh` is called on the first rank of the row alone, and gives a
-  // weight for each layer. Collective over the row; throws on all of it what throws on one rank.
-  static std::vector<int> Cut(const PipelineOptions& options,
-                              const std::function<std::vector<double>()>& weigh);
-
-  // `begins`: the first layer of each stage; or 0, 1, … for as many stages. `make` is called for each
-  // stage of this rank, ascending. Collective over the row: compares options, schedule and ties, and
-  // throws on all ranks of it what throws on one.
-  PipelineCore(const PipelineOptions& options, std::vector<int> begins,
-               const std::function<Stage(int stage)>& make, PipelineLoss::Function loss);
-  ~PipelineCore();
-
-  // See Pipeline. The first stage's rank gives the inputs and the last one's the targets; others may
-  // give nothing. What throws on one rank ends the job, as abort() does: others wait for it.
-  double TrainBatch(const Tensors& inputs, const Tensors& targets);
-  double EvaluateBatch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
-  double ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-                      bool error_if_nonfinite);
-
-  const PipelineOptions& options() const;
-  const std::vector<int>& stages() const;  // of this rank, ascending
-  const NamedTensors& parameters() const;  // of all its stages
-  bool is_first() const;                   // this rank has the first stage
-  bool is_last() const;
-  DistributedOptimizerOptions optimizer_options() const;
-  PipelineReport report() const;
-
- private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
-};
-
-}  // namespace detail
-
 // A Pipeline is a module with the layers of this rank alone, under the names that they have in the
 // unsplit model: parameters(), train(), eval(), to() and saving work as ever. The constructor and the
 // functions that run or clip are collective over the row of ranks that have the stages. LBFGS, whose
@@ -248,7 +199,8 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
                          double norm_type = 2.0, bool error_if_nonfinite = false);
 
   // For a DistributedOptimizer that averages over the copies of the pipeline: once for each batch,
-  // while its last micro-batch runs backward. Throws InvalidArgument without a mesh.
+  // while its last micro-batch runs backward; train_batch() refuses other counts of passes, and
+  // averages at the end of backward(). Throws InvalidArgument without a mesh.
   DistributedOptimizerOptions optimizer_options() const { return core_->optimizer_options(); }
   const std::vector<int>& stages() const { return core_->stages(); }
   bool is_first() const { return core_->is_first(); }

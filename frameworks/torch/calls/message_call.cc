@@ -89,9 +89,10 @@ void CheckMessage(const P2POp& operation, const MessageOptions& options, Session
 }
 
 std::shared_ptr<PendingTensor> StartMessage(const P2POp& operation, const MessageOptions& options,
-                                            bool will_wait, std::shared_ptr<SessionState> session) {
+                                            bool will_wait, std::shared_ptr<SessionState> session,
+                                            const std::string& label) {
   at::NoGradGuard no_grad;
-  const std::string what = TextOfMessage(operation);
+  const std::string what = TextOfMessage(operation) + (label.empty() ? "" : " (" + label + ")");
   const std::shared_ptr<session::Gpu> gpu = GpuOf(operation, *session);
   const auto on_gpu = gpu ? std::make_shared<ops::cuda::DeviceWork>() : nullptr;
   const core::WorkPtr work = on_gpu ? on_gpu : std::make_shared<core::Work>();

@@ -274,6 +274,7 @@ class PipelineCore::Impl {
   }
 
   double Train(const Tensors& inputs, const Tensors& targets) {
+    CheckOptimizer();
     const HeldGates held(ties_, plan_.row().set.session->gradients());
     for (TiedHere& tie : ties_) {
       tie.before.clear();
@@ -287,6 +288,23 @@ class PipelineCore::Impl {
       if (plan_.shape().RanksOf(plan_.shape().ties[i]).size() == 1) ReduceTied(i);
     }
     return loss;
+  }
+
+  // A gradient that is averaged over copies of the pipeline is so once in a batch, behind its last
+  // micro-batch, and no pass waits for that.
+  void CheckOptimizer() const {
+    for (const auto& [name, parameter] : parameters_) {
+      const auto gradient =
+          plan_.row().set.session->gradients().OfParameter(parameter.unsafeGetTensorImpl());
+      if (gradient == nullptr || gradient->rule().of_steps()) continue;
+      const GradientRule& rule = gradient->rule();
+      if (!rule.at_backward && rule.passes == plan_.shape().micro_batches) continue;
+      RefuseUse("the optimizer of " + core::Quoted(name) + " averages " +
+                (rule.at_backward ? "at the end of each backward()" : "in step()") + " after " +
+                std::to_string(rule.passes) + " backward passes, and the pipeline runs " +
+                std::to_string(plan_.shape().micro_batches) +
+                " micro-batches; give the optimizer the optimizer_options() of the pipeline");
+    }
   }
 
   double RunBatch(bool training, const Tensors& inputs, const Tensors& targets, Tensors* outputs) {

@@ -40,6 +40,14 @@ std::string LoadText(const Instruction& message) {
          " of micro-batch " + std::to_string(message.micro_batch);
 }
 
+// "activations of micro-batch 3 from stage 0 to stage 1"
+std::string LabelOf(const Instruction& message) {
+  const bool sends = message.kind == parallel::InstructionKind::kSend;
+  return LoadText(message) + " from stage " + std::to_string(sends ? message.stage : message.peer) +
+         " to stage " + std::to_string(sends ? message.peer : message.stage) +
+         OverText(EdgeOf(message));
+}
+
 std::string ReceiveText(const PipelinePlan& plan, const Instruction& receive) {
   return StageText(plan, receive.stage) + " waits for " + LoadText(receive) + " from " +
          StageText(plan, receive.peer) + OverText(EdgeOf(receive));
@@ -150,11 +158,12 @@ std::vector<std::size_t> PipelineMessages::WithGradient(const Edge& edge) const 
   return places;
 }
 
-PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation) {
+PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation,
+                                                         const std::string& label) {
   const auto& session = plan_.row().set.session;
   ThrowIfError(session->Check());
   CheckMessage(operation, {}, *session);
-  return detail::StartMessage(operation, {}, /*will_wait=*/false, session);
+  return detail::StartMessage(operation, {}, /*will_wait=*/false, session, label);
 }
 
 void PipelineMessages::Post(const Instruction& receive) {
@@ -166,8 +175,9 @@ void PipelineMessages::Post(const Instruction& receive) {
   const at::Tensor header = at::empty({kHeaderNumbers}, at::kLong);
   const Instruction first = {receive.kind, receive.stage, 0, receive.peer, receive.name};
   headers_[edge] = {
-      StartMessage(P2POp::receive(header, plan_.RankOf(receive.peer), plan_.TagOf(first))), header,
-      ReceiveText(plan_, receive)};
+      StartMessage(P2POp::receive(header, plan_.RankOf(receive.peer), plan_.TagOf(first)),
+                   LabelOf(receive)),
+      header, ReceiveText(plan_, receive)};
 }
 
 void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
@@ -179,7 +189,8 @@ void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
     posted->tensors.push_back(
         at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.type).device(device)));
     posted->messages.push_back(StartMessage(
-        P2POp::receive(posted->tensors.back(), plan_.RankOf(receive.peer), plan_.TagOf(receive))));
+        P2POp::receive(posted->tensors.back(), plan_.RankOf(receive.peer), plan_.TagOf(receive)),
+        LabelOf(receive)));
   }
 }
 
@@ -222,21 +233,23 @@ void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
   if (!send.carries_gradient() && known_.told.insert(edge).second) {
     const at::Tensor header = Encoded(Known(edge), edge);
     const Instruction first = {send.kind, send.stage, 0, send.peer, send.name};
-    sent_.push_back({StartMessage(P2POp::send(header, to, plan_.TagOf(first))), what});
+    sent_.push_back(
+        {StartMessage(P2POp::send(header, to, plan_.TagOf(first)), LabelOf(send)), what});
   }
   for (const at::Tensor& tensor : tensors) {
-    sent_.push_back({StartMessage(P2POp::send(tensor.detach(), to, plan_.TagOf(send))), what});
+    sent_.push_back(
+        {StartMessage(P2POp::send(tensor.detach(), to, plan_.TagOf(send)), LabelOf(send)), what});
   }
 }
 
 void PipelineMessages::SendOne(const at::Tensor& tensor, int stage, int tag,
                                const std::string& what) {
-  sent_.push_back({StartMessage(P2POp::send(tensor, plan_.RankOf(stage), tag)), what});
+  sent_.push_back({StartMessage(P2POp::send(tensor, plan_.RankOf(stage), tag), what), what});
 }
 
 void PipelineMessages::ReceiveOne(const at::Tensor& into, int stage, int tag,
                                   const std::string& what) {
-  Await(*StartMessage(P2POp::receive(into, plan_.RankOf(stage), tag)), what);
+  Await(*StartMessage(P2POp::receive(into, plan_.RankOf(stage), tag), what), what);
 }
 
 void PipelineMessages::Finish() {

@@ -78,7 +78,7 @@ class PipelineMessages {
   void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
   void TakeHeader(const parallel::Instruction& receive);
   std::vector<at::Tensor> Await(PendingTensor& message, const std::string& what);
-  Message StartMessage(const P2POp& operation);
+  Message StartMessage(const P2POp& operation, const std::string& label);
 
   const PipelinePlan& plan_;
   const std::chrono::milliseconds timeout_;

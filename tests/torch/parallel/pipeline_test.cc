@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <barrier>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <future>
 #include <map>
@@ -206,6 +208,7 @@ void ExpectErrors(const Model& model, const PipelineOptions& options, int stages
                   const std::function<PipelineStage::Function(int stage)>& forward_of,
                   const std::function<void(Pipeline&)>& batch,
                   const std::vector<std::pair<ErrorCode, std::string>>& words) {
+  std::barrier all_have_pipelines(static_cast<std::ptrdiff_t>(words.size()));
   RunTorchRanks(static_cast<int>(words.size()), [&](int rank) {
     std::vector<PipelineFactory> factories;
     for (int stage = 0; stage < stages_that_run; ++stage) {
@@ -220,6 +223,8 @@ void ExpectErrors(const Model& model, const PipelineOptions& options, int stages
       });
     }
     Pipeline pipeline(factories, pipelines::Loss, options);
+    // An error of the batch is not to come while another rank still makes its pipeline.
+    all_have_pipelines.arrive_and_wait();
     const auto& [code, text] = words[static_cast<std::size_t>(rank)];
     EXPECT_THAT(ErrorOf(code, [&] { batch(pipeline); }), HasSubstr(text)) << "rank " << rank;
   });
@@ -511,6 +516,27 @@ TEST(PipelineTest, ClippingCountsTheWholeModelAndTiedParametersOnce) {
     for (auto& parameter : pipeline.named_parameters()) {
       EXPECT_TRUE(torch::allclose(parameter.value().grad(),
                                   whole.Parameter(parameter.key()).grad() * (0.01 / norm), 1e-3));
+    }
+  });
+}
+
+TEST(PipelineTest, AnOptimizerThatAveragesInEachPassIsRefused) {
+  const Model model;
+  std::barrier all_have_pipelines(2);
+  RunTorchRanks(2, [&](int) {
+    const Mesh grid = mesh({{"data", 1}, {"pipe", 2}});
+    Pipeline pipeline(model.Factories(), pipelines::Loss, model.Options().mesh(grid));
+    const auto optimizer = DistributedOptimizer(
+        torch::optim::SGD(pipeline.parameters(), 0.5), pipeline.named_parameters(),
+        DistributedOptimizerOptions().process_set(grid.set("data")));
+    const torch::Tensor batch = torch::ones({4, model.width});
+    all_have_pipelines.arrive_and_wait();
+    try {
+      pipeline.train_batch(batch, batch);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {  // the first to come ends the job
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("at the end of each backward() after 1"),
+                                      HasSubstr("the optimizer_options() of the pipeline")));
     }
   });
 }

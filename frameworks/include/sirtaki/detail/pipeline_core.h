@@ -1,0 +1,72 @@
+// What a Pipeline rests on. Programs do not use it by itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sirtaki/detail/gradient_reducer.h"
+#include "sirtaki/export.h"
+#include "sirtaki/optimizer_options.h"
+
+namespace sirtaki {
+
+struct PipelineOptions;
+struct PipelineReport;
+
+namespace detail {
+
+// A pipeline whose stages are functions with named parameters; it knows no modules, and whoever has
+// them makes one. One thread uses it. Functions are called on that thread, in backward() for a GPU
+// also on autograd's.
+class SIRTAKI_API PipelineCore {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using Function = std::function<Tensors(const Tensors&)>;
+  using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+  struct Stage {
+    Function forward;
+    NamedTensors parameters;  // "N.rest": N is the number of a layer, or of the stage
+  };
+
+  // How many stages there are if layers are cut. Throws as the constructor.
+  static int StagesOfCut(const PipelineOptions& options);
+  // The first layer of each stage. `weigh` is called on the first rank of the row alone, and gives a
+  // weight for each layer. Collective over the row; throws on all of it what throws on one rank.
+  static std::vector<int> Cut(const PipelineOptions& options,
+                              const std::function<std::vector<double>()>& weigh);
+
+  // `begins`: the first layer of each stage; or 0, 1, … for as many stages. `make` is called for each
+  // stage of this rank, ascending. Collective over the row: compares options, schedule and ties, and
+  // throws on all ranks of it what throws on one.
+  PipelineCore(const PipelineOptions& options, std::vector<int> begins,
+               const std::function<Stage(int stage)>& make, Loss loss);
+  ~PipelineCore();
+
+  // See Pipeline. The first stage's rank gives the inputs and the last one's the targets; others may
+  // give nothing. What throws on one rank ends the job, as abort() does: others wait for it.
+  double TrainBatch(const Tensors& inputs, const Tensors& targets);
+  double EvaluateBatch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
+  double ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
+                      bool error_if_nonfinite);
+
+  const PipelineOptions& options() const;
+  const std::vector<int>& stages() const;  // of this rank, ascending
+  const NamedTensors& parameters() const;  // of all its stages
+  bool is_first() const;                   // this rank has the first stage
+  bool is_last() const;
+  DistributedOptimizerOptions optimizer_options() const;
+  PipelineReport report() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace detail
+
+}  // namespace sirtaki
