@@ -25,6 +25,7 @@ void BindMessages(pybind11::module_& module);
 void BindObjects(pybind11::module_& module);
 void BindObservability(pybind11::module_& module);
 void BindReducers(pybind11::module_& module);
+void BindPipeline(pybind11::module_& module);
 void BindBatchNorm(pybind11::module_& module);
 void BindTensorParallel(pybind11::module_& module);
 

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_C, module) {
   BindObjects(module);
   BindObservability(module);
   BindReducers(module);
+  BindPipeline(module);
   BindBatchNorm(module);
   BindTensorParallel(module);
 }

@@ -39,6 +39,8 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::ReducerOw
   pybind11::object Shards(const pybind11::list& param_groups);
   void Synchronize(const pybind11::list& param_groups);
   void BeforeZeroGrad(const pybind11::list& param_groups);
+  // Takes over parameters that came or went since the last time; cheap if none has.
+  void Follow(const pybind11::list& param_groups);
   // Waits, then clips all gradients together; see clip_grad_norm_.
   double ClipGradNorm(const pybind11::list& param_groups, double max_norm, double norm_type,
                       bool error_if_nonfinite);
@@ -46,9 +48,6 @@ class PythonOptimizer : public torch::optim::Optimizer, public detail::ReducerOw
   at::Tensor step(LossClosure closure) override;  // throws: steps are Python's
 
  private:
-  // Takes over parameters that came or went since the last time; cheap if none has.
-  void Follow(const pybind11::list& param_groups);
-
   // The parameters that were seen last, to be compared and not to be looked into: param_groups_
   // keeps them alive.
   std::vector<std::vector<const PyObject*>> seen_;

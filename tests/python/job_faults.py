@@ -82,3 +82,64 @@ def test_a_fault_in_a_step_is_of_horovod_s_kind_and_elastic_goes_on(rank, size):
     assert train(state) == 4
     assert len(joined) == 2 and joined[0] == 0 and joined[1] in (1, 2)
     support.assert_same_everywhere(hvd, model.parameters())
+
+
+class Stage(torch.nn.Module):
+    """Hands on its input times a weight; in the given pass it raises, or returns another shape."""
+
+    def __init__(self, fault=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.fault, self.passes = fault, 0
+
+    def forward(self, x):
+        self.passes += 1
+        return (self.fault(x) if self.fault is not None and self.passes == 3 else x) * self.weight
+
+
+class NotOursError(Exception):
+    pass
+
+
+def raise_it(x):
+    raise NotOursError("the data have a hole")
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise_it(gradient)
+
+
+def faulty_pipeline(size, fault):
+    stages = [lambda number=number: Stage(fault if number == 1 else None) for number in range(size)]
+    return hvd.Pipeline(stages, torch.nn.functional.mse_loss, micro_batches=4, name="with a fault")
+
+
+def expect_its_own_error(rank, size, fault, where):
+    model = faulty_pipeline(size, fault)
+    with pytest.raises(NotOursError if rank == 1 else hvd.AbortedError, match="the data have a hole") as caught:
+        model.train_batch(torch.ones(8, 3), torch.zeros(8, 3))
+    if rank != 1:
+        assert where in str(caught.value) and "with a fault" in str(caught.value)
+
+
+def test_what_a_stage_raises_leaves_as_it_is_and_is_told(rank, size, meet):
+    meet()
+    expect_its_own_error(rank, size, raise_it, "F1.2")
+
+
+def test_what_the_backward_pass_of_a_stage_raises_leaves_as_it_is(rank, size, meet):
+    meet()
+    expect_its_own_error(rank, size, Backward.apply, "B1.2")
+
+
+def test_a_shape_that_changes_is_named(rank, size, meet):
+    model = faulty_pipeline(size, lambda x: x.double())
+    meet()
+    with pytest.raises(hvd.InvalidArgumentError if rank == 1 else hvd.AbortedError, match="stage 1.*(tensor|float)"):
+        model.train_batch(torch.ones(8, 3), torch.zeros(8, 3))

@@ -32,6 +32,7 @@ from sirtaki.torch.observability import *  # noqa: F403
 from sirtaki.torch.optimizer import DistributedOptimizer
 from sirtaki.torch.optimizer_state import broadcast_optimizer_state
 from sirtaki.torch.parallel import DistributedDataParallel
+from sirtaki.torch.pipeline import Pipeline, PipelineReport
 from sirtaki.torch.process_sets import *  # noqa: F403
 from sirtaki.torch.reductions import *  # noqa: F403
 from sirtaki.torch.session import *  # noqa: F403
@@ -58,8 +59,8 @@ else:
 
 __all__ = [
     "Compression", "Compressor", "DistributedDataParallel", "DistributedOptimizer", "GradBucket", "GradScaler",
-    "Mesh", "SyncBatchNorm", "barrier", "broadcast_optimizer_state", "elastic", "join", "mesh", "monitored_barrier", "poll",
-    "run", "synchronize",
+    "Mesh", "Pipeline", "PipelineReport", "SyncBatchNorm", "barrier", "broadcast_optimizer_state", "elastic", "join", "mesh",
+    "monitored_barrier", "poll", "run", "synchronize",
 ]
 __all__ += exceptions.__all__
 __all__ += functions.__all__
