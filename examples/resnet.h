@@ -5,10 +5,12 @@
 #include <torch/nn/functional/pooling.h>
 #include <torch/nn/init.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -77,6 +79,18 @@ class BottleneckImpl : public BlockImpl {
 };
 TORCH_MODULE(Bottleneck);
 
+// Adds the blocks of one resolution; returns the number of features that come out.
+template <class Block, class BlockImpl>
+std::int64_t add_blocks(torch::nn::SequentialImpl& sequence, std::int64_t in, std::size_t stage,
+                        int count) {
+  const std::int64_t width = std::int64_t{64} << stage;
+  for (int block = 0; block < count; ++block) {
+    sequence.push_back(Block(in, width, stage > 0 && block == 0 ? 2 : 1));
+    in = BlockImpl::kExpansion * width;
+  }
+  return in;
+}
+
 class ResNetImpl : public torch::nn::Module {
  public:
   // `layers`: 18 or 50. Takes batches of 3 x H x W with H and W of 32 or more, gives the classes'
@@ -109,12 +123,8 @@ class ResNetImpl : public torch::nn::Module {
   std::int64_t add_stages(const std::vector<int>& blocks) {
     std::int64_t in = 64;
     for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
-      const std::int64_t width = std::int64_t{64} << stage;
       torch::nn::Sequential sequence;
-      for (int block = 0; block < blocks[stage]; ++block) {
-        sequence->push_back(Block(in, width, stage > 0 && block == 0 ? 2 : 1));
-        in = BlockImpl::kExpansion * width;
-      }
+      in = add_blocks<Block, BlockImpl>(*sequence, in, stage, blocks[stage]);
       stages_.push_back(register_module("layer" + std::to_string(stage + 1), sequence));
     }
     return in;
@@ -126,5 +136,21 @@ class ResNetImpl : public torch::nn::Module {
   torch::nn::Linear fc_{nullptr};
 };
 TORCH_MODULE(ResNet);
+
+// A ResNet-50 as a row of layers, which a pipeline can cut.
+inline torch::nn::Sequential resnet50_layers(std::int64_t classes) {
+  torch::nn::Sequential layers(
+      convolution(3, 64, 7, 2), torch::nn::BatchNorm2d(64), torch::nn::ReLU(),
+      torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  std::int64_t features = 64;
+  const std::vector<int> blocks = {3, 4, 6, 3};
+  for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
+    features = add_blocks<Bottleneck, BottleneckImpl>(*layers, features, stage, blocks[stage]);
+  }
+  layers->push_back(torch::nn::AdaptiveAvgPool2d(1));
+  layers->push_back(torch::nn::Flatten());
+  layers->push_back(torch::nn::Linear(features, classes));
+  return layers;
+}
 
 }  // namespace resnet

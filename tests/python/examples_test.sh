@@ -8,6 +8,8 @@ shift
 python=("$@")
 # shellcheck source=tests/support/sample.sh
 . "$top/tests/support/sample.sh"
+# shellcheck source=tests/support/two_versions.sh
+. "$top/tests/support/two_versions.sh"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -162,6 +164,24 @@ gan_alone() {
   "${python[@]}" "$top/examples/python/gan.py" --steps 5 >"$scratch/output" 2>&1 || code=$?
   expect 0 "gan alone" "points lie"
 }
+pipeline() {   # pipeline NAME ARGUMENT...: the program unsplit and as a pipeline
+  local name=$1
+  shift
+  few_changes "$top/examples/python/${name}_unsplit.py" "$top/examples/python/${name}_pipeline.py"
+  code=0
+  "${python[@]}" "$top/examples/python/${name}_unsplit.py" "$@" >"$scratch/output" 2>&1 || code=$?
+  expect 0 "$name unsplit" "step"
+  mv "$scratch/output" "$scratch/unsplit"
+  run "${name}_pipeline.py" "$@"
+  expect 0 "$name as a pipeline" "step"
+  same_training "$scratch/unsplit" "$scratch/output" "$name"
+}
+pipeline_resnet() {
+  pipeline resnet --batch-size 8 --image-size 32 --micro-batches 2 --steps 4
+}
+pipeline_two_layers() {
+  pipeline two_layers
+}
 by_mpirun() {   # by_mpirun TEXT PROGRAM ARGUMENT...
   local text=$1 program=$top/examples/python/$2
   shift 2
@@ -192,6 +212,7 @@ sparse_by_mpirun() {
 digits
 for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
   accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_parts transformer_resume) \
+  $(sample 1 pipeline_resnet pipeline_two_layers) \
   $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
   "$check"
