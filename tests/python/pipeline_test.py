@@ -124,6 +124,17 @@ def test_each_rank_builds_only_its_own_stages(rank, size):
     assert built == [rank] and [name for name, _ in model.named_parameters()] == [f"{rank}.0.weight", f"{rank}.0.bias"]
 
 
+@SEVERAL
+def test_the_layers_of_other_ranks_are_let_go(rank, size):
+    whole = unsplit()
+    others = [weakref.ref(each) for each in whole]
+    model = pipeline(whole)
+    del whole
+    gc.collect()
+    assert [number for number, other in enumerate(others) if other() is not None] == [int(name) for name in model._modules]
+    model.train_batch(*data())
+
+
 def test_layers_are_cut_by_their_parameters_without_being_built(rank, size):
     """The last layer is as heavy as all others together."""
     built = []
@@ -306,6 +317,32 @@ def test_copies_clipping_and_shards(rank, size, shard):
     state = model.full_optimizer_state_dict(optimizer)
     for found, of_whole in zip(state["state"].values(), alone.state_dict()["state"].values()):
         support.assert_close(found["exp_avg"], of_whole["exp_avg"], 1e-5)
+
+
+def test_copies_of_tied_parameters(rank, size):
+    """Gradients are summed over the stages, and then averaged over the copies."""
+    mesh = two_axes(size)
+    copies, copy_number = mesh.size("data"), mesh.coordinate("data")
+    names = ["0.0.weight", f"{LAYERS - 1}.0.weight"]
+    model, whole = pipeline(mesh=mesh, ties=[names]), unsplit()
+    whole[-1][0].weight = whole[0][0].weight
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model.named_parameters(),
+                                         **model.optimizer_options())
+    alone = torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9)
+    for step in range(3):
+        batch, target = data(step, rows=copies * ROWS)
+        alone.zero_grad()
+        in_one_process(whole, batch, target, micro_batches=copies * MICRO_BATCHES)
+        wanted = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.05)
+        alone.step()
+        optimizer.zero_grad()
+        rows = slice(copy_number * ROWS, (copy_number + 1) * ROWS)
+        model.train_batch(batch[rows], target[rows])
+        assert model.clip_grad_norm_(optimizer, 0.05) == pytest.approx(wanted.item(), rel=1e-5)
+        optimizer.step()
+    parameters = dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        support.assert_close(parameter, parameters[names[0] if name in names else name], 1e-5)
 
 
 def test_clipping_with_an_optimizer_of_torch(rank):

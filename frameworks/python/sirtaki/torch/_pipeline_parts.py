@@ -11,6 +11,7 @@ import torch
 
 Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
 Stages = Union[torch.nn.Sequential, Mapping[str, Callable[..., Any]], Sequence[Callable[..., Any]]]
+StageFunction = Callable[[List[torch.Tensor]], List[torch.Tensor]]
 PARTITIONS = ("uniform", "parameters", "time")
 
 
@@ -33,6 +34,15 @@ def _in_a_row(layers: Sequence[Callable[..., Any]], value: Any) -> Any:
     for layer in layers:
         value = layer(value)
     return value
+
+
+def stage_function(parts: Sequence[Callable[..., Any]], stage: int, are_layers: bool) -> StageFunction:
+    """Layers hand on what they return, as in a Sequential; a stage gets its inputs one by one. It keeps these parts alone: the
+    layers of other ranks may go."""
+    what = f"what stage {stage} has returned"
+    if are_layers:
+        return lambda inputs: tensors_in(_in_a_row(parts, one_or_all(inputs)), what)
+    return lambda inputs: tensors_in(parts[0](*inputs), what)
 
 
 class Parts:
@@ -59,18 +69,11 @@ class Parts:
 
     def make(self, number: int) -> Callable[..., Any]:
         maker = self._makers[self.names[number]]
-        made = maker if isinstance(maker, torch.nn.Module) else maker()
+        made: Callable[..., Any] = maker if isinstance(maker, torch.nn.Module) else maker()
         if not callable(made):
             raise TypeError(f"the factory of stage {self.names[number]!r} has made a {type(made).__name__}; it has to make a "
                             "module, or another function of tensors")
         return made
-
-    def forward(self, parts: Sequence[Callable[..., Any]], number: int) -> Callable[[List[torch.Tensor]], List[torch.Tensor]]:
-        """The function of one stage. Layers hand on what they return, as in a Sequential; a stage gets its inputs one by one."""
-        what = f"what stage {number} has returned"
-        if self.are_layers:
-            return lambda inputs: tensors_in(_in_a_row(parts, one_or_all(inputs)), what)
-        return lambda inputs: tensors_in(parts[0](*inputs), what)
 
     # ---- tied parameters ----
 

@@ -11,7 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError, UnsupportedError
 from sirtaki.torch._library import _C
 from sirtaki.torch._mesh import Mesh
-from sirtaki.torch._pipeline_parts import PARTITIONS, Parts, Stages, Tensors, one_or_all, tensors_in
+from sirtaki.torch._pipeline_parts import (
+    PARTITIONS, Parts, StageFunction, Stages, Tensors, one_or_all, stage_function, tensors_in,
+)
 from sirtaki.torch._pipeline_state import (
     WholeGroups, groups_of, merged_optimizer_states, merged_states, part_of_optimizer_state, part_of_state,
 )
@@ -120,7 +122,7 @@ class Pipeline(torch.nn.Module):
         def options(numbered_ties: List[List[str]]) -> _C.PipelineOptions:
             return _C.PipelineOptions(
                 micro_batches=micro_batches, schedule=schedule, partition=partition or "", stages_per_rank=stages_per_rank,
-                placing=list(placing or ()), recompute=list(recompute), skips=[tuple(skip) for skip in skips],
+                placing=list(placing or ()), recompute=list(recompute), skips=[(skip, begin, end) for skip, begin, end in skips],
                 ties=numbered_ties, timeout=float(timeout), name=name, process_set=_impl_of(self._process_set),
                 mesh=None if mesh is None else (mesh._impl, pipe, data))
 
@@ -138,10 +140,10 @@ class Pipeline(torch.nn.Module):
                     raise
             return call
 
-        def make(stage: int) -> Tuple[Callable[..., Any], List[Tuple[str, torch.Tensor]]]:
+        def make(stage: int) -> Tuple[StageFunction, List[Tuple[str, torch.Tensor]]]:
             numbers = range(begins[stage], [*begins[1:], len(parts.names)][stage])
             made = [parts.make(number) for number in numbers]
-            named = []
+            named: List[Tuple[str, torch.Tensor]] = []
             for number, part in zip(numbers, made):
                 if isinstance(part, torch.nn.Module):
                     self.add_module(parts.names[number], part)
@@ -150,7 +152,7 @@ class Pipeline(torch.nn.Module):
             for number, part in zip(numbers, made):
                 if isinstance(part, torch.nn.Module):
                     named += [(f"{number}.{rest}", parameter) for rest, parameter in part.named_parameters()]
-            return parts.forward(made, stage), named
+            return stage_function(made, stage, parts.are_layers), named
 
         def loss(outputs: List[torch.Tensor], targets: List[torch.Tensor]) -> torch.Tensor:
             return loss_fn(one_or_all(outputs), one_or_all(targets))
@@ -243,7 +245,7 @@ class Pipeline(torch.nn.Module):
         return super().load_state_dict(part, strict=strict, assign=assign)
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> Tuple[Any, WholeGroups]:
-        names = {parameter: name for name, parameter in self.named_parameters()}
+        names: Dict[torch.Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
         groups = agreed(lambda: groups_of(optimizer, names), self._process_set)
         return groups, WholeGroups(groups, list(names.values()), self._names, self._ties, self._process_set)
 
