@@ -6,6 +6,7 @@ import tempfile
 
 import launch
 import memory
+import pipelines
 import sharding
 
 MIB = 1 << 20
@@ -218,6 +219,26 @@ class Runner:
         for ranks in counts:
             sharding.compare(self.samples.works, ranks)
 
+    def pipeline(self):
+        steps = self.choose(1, 12, 24)
+        batch, ranks = pipelines.BATCH, pipelines.RANKS
+
+        def peer(kind):
+            return lambda: [pipelines.named(sample, pipelines.PEERS)
+                            for sample in self.launcher.torch(ranks, "pipeline.py", kind, batch, steps)]
+
+        def module():
+            return [pipelines.named(sample, {}) for sample in self.launcher.module(ranks, "pipeline.py", batch, steps)]
+
+        starts = [lambda: [pipelines.named(sample, pipelines.OURS)
+                           for sample in self.launcher.ranks(ranks, "pipelining", "--batch", batch, "--rounds", steps)]]
+        if self.has_torch("pipelines of torch.distributed"):
+            starts += [peer(kind) for kind in pipelines.PEERS]
+            if self.has_module("a pipeline in Python"):
+                starts.append(module)
+        self.in_turn(self.rounds, starts)
+        pipelines.compare(self.samples.works)
+
     def sharded_hosts(self):
         steps = self.choose(1, 6, 12)
         program = self.launcher.program("training")
@@ -392,8 +413,8 @@ class Runner:
 
 TABLE = ("latency", "allreduce", "resnet50", "small", "oversubscribed", "waiting", "mlp8", "mlp64", "resnet18", "hosts",
          "control", "gpu_resnet50", "gpu_pack", "gpu_vectors")
-OTHERS = ("checkpoint", "elastic", "half", "kernels", "observing", "powersgd", "recompute", "sharded", "sharded_hosts", "submission", "tensor_parallel",
-          "wrapper")
+OTHERS = ("checkpoint", "elastic", "half", "kernels", "observing", "pipeline", "powersgd", "recompute", "sharded", "sharded_hosts", "submission",
+          "tensor_parallel", "wrapper")
 
 
 def why_unknown(name):

@@ -1,11 +1,12 @@
 """The driver's rows: medians, ratios that are above 1 when ours is better, and a text without what repeats; and which
-sharded optimizers are compared."""
+sharded optimizers and pipelines are compared."""
 
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "benchmarks", "driver"))
 
+import pipelines  # noqa: E402
 import sharding  # noqa: E402
 import table  # noqa: E402
 
@@ -53,3 +54,14 @@ assert rows[" (loop), sharded state: peak memory of all ranks, less that without
     "ours, unsharded (loop)": 1.2, "DistributedDataParallel": 3.0, "FSDP2, reshard_after_forward=False": 2.2}, rows
 assert rows[", the best of each side (sharded state, loop): peak memory of all ranks"]["FSDP2, fused"] == 700 / 130, rows
 assert not any(work.startswith(": ") for work in rows), rows
+
+samples = table.Samples()
+for names, variant, time in ((pipelines.OURS, table.OURS, 10.0), (pipelines.OURS, "unsent", 8.0), (pipelines.PEERS, "unsent", 16.0),
+                             (pipelines.PEERS, "1f1b", 21.0), (pipelines.PEERS, "deepspeed: no such module", None)):
+    sample = pipelines.named({"work": "step", "ranks": 1, "variant": variant, "unit": "ms", "value": time}, names)
+    samples.add(sample["work"], sample["ranks"], sample["variant"], sample["unit"], sample["value"])
+pipelines.compare(samples.works)
+rows = {(row["work"], row["reference"]): (row["value"], row["ratio"]) for row in samples.rows()}
+assert rows[pipelines.STEP, "DeepSpeed's PipelineModule: no such module"] == (10.0, None), rows
+# 10 - 8 * 9 / 8 and 21 - 16 * 9 / 8
+assert rows[f"{pipelines.TITLE}: time lost beyond the limit", "torch.distributed.pipelining, 1F1B"] == (1.0, 3.0), rows
