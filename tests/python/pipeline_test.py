@@ -287,13 +287,17 @@ def test_evaluation(rank, size):
 # ---- copies of the pipeline, and optimizers ----
 
 
-def two_axes(size):
-    return hvd.mesh({"data": -1, "pipe": 2 if size % 2 == 0 else 1})
+@pytest.fixture
+def mesh(size):
+    made = hvd.mesh({"data": -1, "pipe": 2 if size % 2 == 0 else 1})
+    yield made
+    gc.collect()
+    for row in (row for axis in made.axes for row in made.sets(axis)):
+        hvd.remove_process_set(row)
 
 
 @pytest.mark.parametrize("shard", [None, "optimizer", "gradients"])
-def test_copies_clipping_and_shards(rank, size, shard):
-    mesh = two_axes(size)
+def test_copies_clipping_and_shards(rank, mesh, shard):
     copies, copy_number = mesh.size("data"), mesh.coordinate("data")
     model, whole = pipeline(mesh=mesh), unsplit()
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), 0.01), model.named_parameters(), shard=shard,
@@ -319,9 +323,8 @@ def test_copies_clipping_and_shards(rank, size, shard):
         support.assert_close(found["exp_avg"], of_whole["exp_avg"], 1e-5)
 
 
-def test_copies_of_tied_parameters(rank, size):
+def test_copies_of_tied_parameters(rank, mesh):
     """Gradients are summed over the stages, and then averaged over the copies."""
-    mesh = two_axes(size)
     copies, copy_number = mesh.size("data"), mesh.coordinate("data")
     names = ["0.0.weight", f"{LAYERS - 1}.0.weight"]
     model, whole = pipeline(mesh=mesh, ties=[names]), unsplit()
@@ -513,6 +516,7 @@ def test_the_report(rank, size):
     model = pipeline()
     model.train_batch(*data())
     report = model.report()
+    assert isinstance(report, hvd.PipelineReport)
     assert report.peak_activations == min(MICRO_BATCHES, size - rank) == report.most_kept
     assert report.bubble == pytest.approx(1 - MICRO_BATCHES / (MICRO_BATCHES + size - 1))
     assert report.schedule.startswith("rank 0:") and f"F{MICRO_BATCHES - 1}" in report.picture

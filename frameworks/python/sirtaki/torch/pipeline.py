@@ -186,6 +186,7 @@ class Pipeline(torch.nn.Module):
         return self._core.is_last
 
     def report(self) -> PipelineReport:
+        """Returns the schedule, what it costs, and what this rank has kept in the last batch. Not collective."""
         return PipelineReport(**self._core.report())
 
     def optimizer_options(self) -> Dict[str, Any]:
@@ -253,7 +254,8 @@ class Pipeline(torch.nn.Module):
         self, optimizer: torch.optim.Optimizer, root_rank: Optional[int] = None
     ) -> Optional[Dict[str, Any]]:
         """Returns the state of the stages' optimizers as state_dict() of the unsplit model's optimizer would, if that has the
-        same groups with their parameters in the order of the model; on ranks as full_state_dict()."""
+        same groups with their parameters in the order of the model; on ranks as full_state_dict(). Of a sharded optimizer it is
+        collective over the copies of the pipeline as well."""
         groups, whole = self._groups(optimizer)
         state = getattr(optimizer, "consolidated_state_dict", optimizer.state_dict)()
         return merged_optimizer_states(state, groups, whole, self._process_set, root_rank)
