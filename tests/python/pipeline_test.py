@@ -221,6 +221,26 @@ def test_tuples_and_skip_connections_by_name(rank, size):
     assert_same_gradients(model, whole)
 
 
+def test_layers_hand_on_what_they_return(rank, size):
+    """As in a Sequential: a tuple, here with a tensor that has no gradient."""
+    class Layer(nn.Module):
+        def __init__(self, number):
+            super().__init__()
+            self.number, self.layer = number, layer(number)
+
+        def forward(self, given):
+            if self.number == 0:
+                return self.layer(given), given > 0
+            a, positive = given
+            return (self.layer(a), positive) if self.number < LAYERS - 1 else torch.where(positive, self.layer(a), a)
+
+    whole, (batch, target) = nn.Sequential(*(Layer(number) for number in range(LAYERS))), data()
+    in_one_process(whole, batch, target)
+    model = pipeline([lambda number=number: Layer(number) for number in range(LAYERS)], partition="uniform")
+    model.train_batch(batch, target)
+    assert_same_gradients(model, whole)
+
+
 @pytest.mark.parametrize("how", ["plain", "recompute"])
 def test_tied_parameters(rank, size, how):
     """The last layer has the first one's weight."""
