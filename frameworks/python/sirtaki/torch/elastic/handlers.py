@@ -104,22 +104,32 @@ class ModelStateHandler(_TrainingHandler):
     def sync(self) -> None:
         hvd.broadcast_parameters(self.value.state_dict(keep_vars=True), root_rank=self.root_rank)
 
+    def look(self) -> None:
+        """Notes the modules and parameters that there are, for a step()."""
+        self._modules = list(self.value.modules())
+        self._named = [(module, name, parameter) for module in self._modules
+                       for name, parameter in module._parameters.items() if parameter is not None]
+
+    def parameters_of_last_look(self) -> Iterable[torch.Tensor]:
+        return (parameter for _, _, parameter in self._named)
+
     def save_step(self, stepped: Set[torch.Tensor]) -> None:
-        self._others = {name: parameter.detach().clone() for name, parameter in self.value.named_parameters()
-                        if parameter not in stepped}
-        self._buffers = [(module, {name: None if buffer is None else buffer.detach().clone()
-                                   for name, buffer in module._buffers.items()}) for module in self.value.modules()]
+        with torch.no_grad():
+            self._others = [(module, name, parameter.clone()) for module, name, parameter in self._named
+                            if parameter not in stepped]
+            self._buffers = [(module, {name: None if buffer is None else buffer.clone()
+                                       for name, buffer in module._buffers.items()})
+                             for module in self._modules if module._buffers]
 
     def may_restore_step(self) -> bool:
-        now = dict(self.value.named_parameters())
-        return (all(name in now and now[name].shape == kept.shape for name, kept in self._others.items())
+        now = [(module._parameters.get(name), kept) for module, name, kept in self._others]
+        return (all(parameter is not None and parameter.shape == kept.shape for parameter, kept in now)
                 and all(set(module._buffers.keys()) == set(kept) for module, kept in self._buffers))
 
     def restore_step(self) -> None:
-        now = dict(self.value.named_parameters())
         with torch.no_grad():
-            for name, kept in self._others.items():
-                now[name].copy_(kept)
+            for module, name, kept in self._others:
+                module._parameters[name].copy_(kept)
             for module, buffers in self._buffers:
                 for name, buffer in buffers.items():
                     _put_buffer(module, name, buffer)

@@ -288,7 +288,10 @@ class TorchState(ObjectState):
             return False
         for optimizer in optimizers:
             optimizer.watch()
-        of_models = {parameter for model in self._of(ModelStateHandler) for parameter in model._parameters()}
+        models = self._of(ModelStateHandler)
+        for model in models:
+            model.look()
+        of_models = {parameter for model in models for parameter in model.parameters_of_last_look()}
         return stepped <= of_models and not any(parameter.requires_grad for parameter in of_models - stepped)
 
     def _stepped(self) -> Set[torch.Tensor]:
