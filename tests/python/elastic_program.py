@@ -59,9 +59,12 @@ def main(enough, mode=""):
     say("pid", os.getpid())
     hvd.init()
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
+    imported = set(sys.modules)
     model = make_net()
     counter = make_counter()
     local = make_optimizer(model)
+    late = [name for name in sys.modules if name.startswith("torch.") and name not in imported]
+    assert len(late) < 10, f"the others wait while this rank imports {len(late)} modules of torch: {late[:10]} …"
     local.add_param_group({"params": counter.parameters(), "lr": 1.0, "momentum": 0.0})
     optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)])
     inputs, targets = make_data()

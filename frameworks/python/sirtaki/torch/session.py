@@ -53,6 +53,8 @@ def init(
     sets = _sets._as_sets(process_sets)
     of_ranks = [one for one in sets if one.mpi_comm is None]
     is_first = not _C.is_initialized()
+    if is_first and _C.is_elastic:
+        _make_an_optimizer()
     communicator = _communicator(comm) if is_first else None
     if not is_first:
         if comm is not None and not _is_of_job(comm):
@@ -77,6 +79,12 @@ def init(
         except Exception:  # on all ranks
             shutdown()
             raise
+
+
+def _make_an_optimizer() -> None:
+    """The first optimizer of a process imports much of torch, which takes seconds. In an elastic job it is made before the others
+    wait for this rank."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 
 
 def _is_worker() -> bool:
