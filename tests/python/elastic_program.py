@@ -54,7 +54,7 @@ def make_data():
 
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
-    step() is called in the place of most commits; a number: that many generations are made."""
+    step() is called in the place of most commits; "sharded": the optimizer is; a number: that many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
@@ -66,7 +66,8 @@ def main(enough, mode=""):
     late = [name for name in sys.modules if name.startswith("torch.") and name not in imported]
     assert len(late) < 10, f"the others wait while this rank imports {len(late)} modules of torch: {late[:10]} …"
     local.add_param_group({"params": counter.parameters(), "lr": 1.0, "momentum": 0.0})
-    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)])
+    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)],
+                                         shard="optimizer" if mode == "sharded" else None)
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.TorchState(model=model, counter=counter, optimizer=optimizer, sampler=sampler,

@@ -197,8 +197,15 @@ class OptimizerStateHandler(_TrainingHandler):
     def save(self) -> None:
         self._is_of_shards = is_cut(self.value)
         self._saved = copy.deepcopy(self.value.shard_state_dict() if self._is_of_shards else self.value.state_dict())
+        if self._is_of_shards:
+            self._place = (hvd.rank(), hvd.size())
 
     def restore(self) -> None:
+        if self._is_of_shards and self._place != (hvd.rank(), hvd.size()):
+            raise hvd.InvalidArgumentError(
+                f"the optimizer is sharded, and a rank that is lost takes its shards of the state with it: this is rank "
+                f"{hvd.rank()} of {hvd.size()}, and was rank {self._place[0]} of {self._place[1]}. Go on from the last "
+                "checkpoint by sirtakirun --max-restarts, or shard nothing in an elastic job")
         load = self.value._sirtaki_load_shards if self._is_of_shards else self.value.load_state_dict
         load(copy.deepcopy(self._saved))
 
