@@ -45,10 +45,10 @@ SIRTAKI_API const char* error_code_name(ErrorCode code) noexcept;
 // ErrorOrigin says where an error began. A field that is not known is -1 or empty.
 //
 //   rank    of an InvalidArgument the first rank that gave one, of a ShutDown the first that has
-//           left, of a group's fault the rank that saw it first (for PeerLost and TimedOut not
-//           the one that is lost or late: what() names those). -1 for a tensor's Mismatch, since
-//           nobody can tell which of the ranks is right.
-//   host    the host of that rank, for a group's fault.
+//           left, of a PeerLost the one that is lost, of another fault of the group the rank that
+//           saw it first (of a TimedOut not the one that is late: what() names that). -1 for a
+//           tensor's Mismatch, since nobody can tell which of the ranks is right.
+//   host    the host of that rank, for a group's fault, if it is known.
 //   tensor  the name as the program gave it: `w`, not `"w"`, and neither escaped nor shortened as
 //           in what(). An optimizer's gradients are named `gradient/NAME`, `gradient#2/NAME` for
 //           the second optimizer, `gradient:OPTIMIZER/NAME` for one that has a name, and with
