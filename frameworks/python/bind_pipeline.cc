@@ -126,7 +126,6 @@ void BindPipeline(py::module_& module) {
            py::arg("placing"), py::arg("recompute"), py::arg("skips"), py::arg("ties"),
            py::arg("timeout"), py::arg("name"), py::arg("process_set"), py::arg("mesh"));
 
-  module.def("stages_of_cut", &PipelineCore::StagesOfCut, WithoutGil());
   module.def("cut_layers", &PipelineCore::Cut, Waiting());
   py::class_<PythonPipeline>(module, "Pipeline")
       .def(py::init<const PipelineOptions&, const std::vector<int>&, const MakeStage&,
