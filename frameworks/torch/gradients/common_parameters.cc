@@ -112,7 +112,7 @@ CommonParameters::CommonParameters(SessionSet set, const std::string& what, bool
           set_.session->session().config().shared_memory != core::SharedMemoryMode::kOff) {}
 
 void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
-                            const std::string& error) {
+                            const std::string& error, bool in_step) {
   if (!on_) return;
   // A parameter that gets an inference tensor's memory becomes one.
   const c10::InferenceMode no_inference(false);
@@ -128,9 +128,6 @@ void CommonParameters::Meet(const std::vector<CommonCandidate>& candidates,
     *place = {};
   }
   if (!adopted.empty()) Adopt(candidates, adopted);
-  // The first step asks again for what cannot be common yet, and settles it.
-  const bool in_step = std::any_of(candidates.begin(), candidates.end(),
-                                   [](const auto& candidate) { return candidate.is_stepped; });
   for (const CommonCandidate& candidate : candidates) {
     const bool is_common = candidate.place->memory != nullptr;
     if (in_step || is_common) candidate.place->seen = candidate.parameter.const_data_ptr();

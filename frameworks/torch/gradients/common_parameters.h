@@ -43,8 +43,9 @@ class CommonParameters {
 
   // Waits for all ranks, whose reads of their parameters are over then, and puts what is to be common
   // where all have it. The candidates are those of all ranks, in the same order. `error`: why this
-  // rank makes no step; all ranks throw it. Collective.
-  void Meet(const std::vector<CommonCandidate>& candidates, const std::string& error);
+  // rank makes no step; all ranks throw it. `in_step`: otherwise the first step asks again for what
+  // cannot be common yet. Collective.
+  void Meet(const std::vector<CommonCandidate>& candidates, const std::string& error, bool in_step);
   // Whether some parameters are common, or may be after Meet. The same on all ranks.
   bool on() const { return on_; }
   // Whether Meet looks at taking the parameter, which has this place, into common memory.

@@ -285,7 +285,7 @@ void OptimizerShards::Step(Optimizer& optimizer, const std::function<void()>& ba
   };
   attempt([&] { Find(optimizer, &all, &stepped); });
   const std::vector<CommonCandidate> candidates = CandidatesOf(all);
-  meet([&] { common_.Meet(candidates, error); });
+  meet([&] { common_.Meet(candidates, error, /*in_step=*/true); });
   if (!first_error) {
     attempt([&] {
       CommonParameters::TakeWritten(candidates);
@@ -311,7 +311,7 @@ void OptimizerShards::Share(const Optimizer& optimizer) {
       all.back()->parameter = parameter;
     }
   }
-  common_.Meet(CandidatesOf(all), /*error=*/{});
+  common_.Meet(CandidatesOf(all), /*error=*/{}, /*in_step=*/false);
   for (Shards* const shards : all) {
     if (!shards->cuts.empty()) Place(*shards);
   }

@@ -169,6 +169,22 @@ TEST(CommonParametersTest, OtherNumbersThatNoBroadcastHasMadeEqual) {
       habits::Deterministic());
 }
 
+TEST(CommonParametersTest, ARankThatHasGradientsWhenTheOptimizerIsMadeAgreesWithTheOthers) {
+  RunTorchRanks(2, [](int rank) {
+    const std::vector<torch::Tensor> weights = {Waves({90}, 1).to(torch::kFloat).requires_grad_()};
+    const torch::Tensor other = weights[0].detach();  // so that nothing can be common
+    if (rank == 0) BackwardOfAll(weights, rank, 7);
+    auto optimizer = DistributedOptimizer(SGD(weights, SGDOptions(0.5)), InShards());
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      BackwardOfAll(weights, rank, step);
+      optimizer.step();
+      ExpectEqualOnAllRanks(weights);
+      EXPECT_FALSE(IsCommon(weights[0]));
+    }
+  });
+}
+
 TEST(CommonParametersTest, LieOnceWhenTheOptimizerIsMade) {
   RunTorchRanks(2, [](int rank) {
     std::vector<torch::Tensor> weights = MixedWeights();
