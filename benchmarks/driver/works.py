@@ -238,6 +238,9 @@ class Runner:
                 starts.append(module)
         self.in_turn(self.rounds, starts)
         pipelines.compare(self.samples.works)
+        self.in_turn(1, [lambda schedule=schedule: self.launcher.ranks(
+            ranks, "pipelining", "--peak", schedule, "--batch", self.choose(32, 2048, 2048), "--micro-batches", 16)
+                         for schedule in ("1f1b", "gpipe")])
 
     def sharded_hosts(self):
         steps = self.choose(1, 6, 12)
