@@ -352,6 +352,37 @@ TEST(PipelineTest, ALateRankIsNamedInEachInstruction) {
              "from stage 0 on rank 0, for ");
 }
 
+TEST(PipelineTest, RecordsSayWhatAMessageCarries) {
+  const Model model;
+  std::vector<std::string> running;
+  LateRank late;
+  std::vector<PipelineFactory> factories = model.Factories();
+  factories[0] = [&] {
+    return PipelineStage(
+        [&](const std::vector<torch::Tensor>& inputs) {
+          late.Wait();
+          return inputs;
+        },
+        nullptr);
+  };
+  RunTorchRanks(2, [&](int rank) {
+    Pipeline pipeline(factories, pipelines::Loss,
+                      model.Options().timeout(std::chrono::milliseconds(500)));
+    try {
+      pipeline.evaluate_batch(model.Input(), model.Target());
+    } catch (const Error&) {
+      if (rank == 0) return;
+      for (const auto& operation :
+           detail::CurrentSession()->session().Describe("", std::chrono::seconds(10)).running) {
+        running.push_back(operation.what);
+      }
+      late.End();
+    }
+  });
+  EXPECT_THAT(running, testing::Contains(
+                           HasSubstr(" (activations of micro-batch 0 from stage 0 to stage 1)")));
+}
+
 // ---- tensors of all kinds ----
 
 TEST(PipelineTest, TensorsWithoutGradientsAndUnusedOnesTravel) {
