@@ -4,7 +4,7 @@ import statistics
 
 import table
 
-BATCH, MICRO_BATCHES, RANKS = 64, 8, 2
+BATCH, MICRO_BATCHES, RANKS = 512, 8, 2
 TITLE = f"pipeline of the MLP, batch {BATCH} as {MICRO_BATCHES} micro-batches"
 STEP = f"{TITLE}: step"
 # The same stages with nothing sent, of our programs in C++ and of those of the peers in Python: what each side is measured by.
