@@ -69,13 +69,14 @@ class GradScaler(torch.amp.GradScaler):
                 allreduce_(found, op=Max, process_set=process_set)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(optimizer, _DistributedOptimizer):
-            return super().step(optimizer, *args, **kwargs)
-        optimizer._sirtaki_synchronize()
-        if self._enabled and _has_own_gradients(optimizer):
+        if isinstance(optimizer, _DistributedOptimizer):
+            optimizer._sirtaki_synchronize()
+        if self._enabled and (_has_own_gradients(optimizer) or _sets_of_parts(optimizer)):
             # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
             if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
+        if not isinstance(optimizer, _DistributedOptimizer):
+            return super().step(optimizer, *args, **kwargs)
         optimizer._sirtaki_stepped = False
         result = super().step(optimizer, *args, **kwargs)
         if not optimizer._sirtaki_stepped:
