@@ -11,7 +11,9 @@ namespace sirtaki::detail {
 
 // Describes the optimizer by position, as LibTorch's optimizers save their state: a line a group
 // and a parameter. The type of the options tells which optimizer it is, wrapped or not.
-std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer);
+// `with_parts`: and which parts of split layers the parameters are, for lists that ranks compare.
+std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer,
+                                           bool with_parts = false);
 
 // State and options of the optimizer, by its own save(). It is left as it was; not const because
 // something is put aside meanwhile. Throws what save() throws.

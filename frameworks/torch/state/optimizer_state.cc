@@ -26,7 +26,9 @@ namespace {
 std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int root_rank) {
   std::vector<std::string> lines = {"root rank " + std::to_string(root_rank),
                                     c10::demangle(typeid(optimizer).name())};
-  for (std::string& line : detail::DescribeOptimizer(optimizer)) lines.push_back(std::move(line));
+  for (std::string& line : detail::DescribeOptimizer(optimizer, /*with_parts=*/true)) {
+    lines.push_back(std::move(line));
+  }
   return lines;
 }
 

@@ -67,7 +67,15 @@ def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
     groups = optimizer.param_groups
-    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type) for p in g["params"]] for g in groups]
+    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type, *_part_of(p)) for p in g["params"]] for g in groups]
+
+
+def _part_of(parameter: torch.Tensor) -> List[str]:
+    """Which part of a split layer's parameter it is: the ranks' parts have states of their own."""
+    split = _C.split_set_of(parameter)
+    if split is None:
+        return []
+    return [f"part {split.ranks().index(_C.rank())} of {len(split.ranks())}"]
 
 
 def broadcast_optimizer_state(
