@@ -10,6 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "frameworks/torch/calls/blocking.h"
 
@@ -23,15 +24,22 @@ class SplitMarks {
  public:
   void Add(const at::Tensor& tensor, const TensorSplitPtr& split) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::erase_if(marks_, [](const auto& mark) { return mark.second.expired(); });
-    marks_.insert_or_assign(tensor.unsafeGetTensorImpl(),
-                            Mark{WeakTensor(tensor.getIntrusivePtr()), split});
+    std::erase_if(marks_, [](auto& mark) { return mark.second.expired(); });
+    auto& splits = marks_
+                       .try_emplace(tensor.unsafeGetTensorImpl(),
+                                    Mark{WeakTensor(tensor.getIntrusivePtr()), {}})
+                       .first->second.splits;
+    std::erase_if(splits, [&](const auto& known) { return known.lock() == split; });
+    splits.push_back(split);
   }
 
   TensorSplitPtr Find(const at::Tensor& tensor) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = marks_.find(tensor.unsafeGetTensorImpl());
-    return found == marks_.end() ? nullptr : found->second.split.lock();
+    if (found == marks_.end()) return nullptr;
+    auto& splits = found->second.splits;
+    std::erase_if(splits, [](const auto& split) { return split.expired(); });
+    return splits.empty() ? nullptr : splits.back().lock();
   }
 
  private:
@@ -40,9 +48,13 @@ class SplitMarks {
   struct Mark {
     // While this is kept, no other tensor has the address.
     WeakTensor tensor;
-    std::weak_ptr<const TensorSplit> split;
+    // One for each layer that has the tensor: when a layer goes, that of another remains.
+    std::vector<std::weak_ptr<const TensorSplit>> splits;
 
-    bool expired() const { return tensor.expired() || split.expired(); }
+    bool expired() const {
+      return tensor.expired() || std::all_of(splits.begin(), splits.end(),
+                                             [](const auto& split) { return split.expired(); });
+    }
   };
 
   std::mutex mutex_;
