@@ -1,12 +1,14 @@
 """Split layers: what the unsplit ones compute, their gradients, their state, and what they refuse."""
 
 import copy
+import gc
 import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import sirtaki.torch as hvd
 import support
@@ -51,6 +53,40 @@ def test_gradients_in_double(size, gather):
 
     assert torch.autograd.gradcheck(net, (x,))
     assert torch.autograd.gradgradcheck(net, (x,))
+
+
+def test_second_derivatives_through_the_gradient_of_a_weight(size):
+    whole, parts = pair(5, lambda: nn.Linear(3, size + 1, dtype=torch.float64),
+                        lambda: hvd.ColumnParallelLinear(3, size + 1, dtype=torch.float64))
+    found = []
+    for layer in (whole, parts):
+        x = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
+        gradient, = torch.autograd.grad(layer(x).square().sum(), layer.weight, create_graph=True)
+        gradient.square().sum().backward()
+        found.append((x.grad, layer.weight.grad if layer is whole else hvd.allgather(layer.weight.grad)))
+    support.assert_close(found[1][0], found[0][0], 1e-9)
+    support.assert_close(found[1][1], found[0][1], 1e-9)
+
+
+def test_complex_weights_have_the_gradients_of_the_unsplit_layer(size):
+    whole, parts = pair(6, lambda: nn.Linear(2, size, dtype=torch.complex64),
+                        lambda: hvd.ColumnParallelLinear(2, size, dtype=torch.complex64))
+    found = []
+    for layer in (whole, parts):
+        x = torch.tensor([[1 + 2j, 3 - 1j]], requires_grad=True)
+        layer(x).abs().square().sum().backward()
+        found.append((x.grad, layer.weight.grad if layer is whole else hvd.allgather(layer.weight.grad)))
+    for ours, theirs in zip(found[1], found[0]):
+        support.assert_close(torch.view_as_real(ours), torch.view_as_real(theirs), 1e-4)
+
+
+def test_recomputation_that_stops_early(size):
+    """Activation checkpointing ends it by an exception, in the last layer that keeps something."""
+    block = nn.Sequential(hvd.ColumnParallelLinear(4, 4 * size), nn.Tanh(), hvd.RowParallelLinear(4 * size, 4))
+    x = torch.ones(2, 4, requires_grad=True)
+    wanted = torch.autograd.grad(block(x).square().sum(), [x, *block.parameters()])
+    found = torch.autograd.grad(checkpoint(block, x, use_reentrant=False).square().sum(), [x, *block.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -141,10 +177,14 @@ def test_a_copy_is_a_layer_of_its_own(size):
         pickle.dumps(layer)
 
 
-def test_a_scaler_skips_the_step_of_all_parts(rank, size):
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_scaler_skips_the_step_of_all_parts(rank, size, fused, wrapped):
     layer = hvd.ColumnParallelLinear(3, 2 * size)
     each = hvd.mesh({"data": 1, "tensor": -1}).set("data")
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), layer.named_parameters(), process_set=each)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, fused=fused)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(optimizer, layer.named_parameters(), process_set=each)
     before = layer.weight.detach().clone()
     scaler = hvd.GradScaler("cpu")
     scaler.scale(layer(torch.ones(1, 3)).sum()).backward()
@@ -153,6 +193,54 @@ def test_a_scaler_skips_the_step_of_all_parts(rank, size):
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(layer.weight, before)
+    assert scaler.get_scale() == 32768
+
+
+def test_parts_are_known_in_every_form_of_their_state(rank, size):
+    model = nn.Sequential(hvd.ColumnParallelLinear(3, 2 * size), hvd.RowParallelLinear(2 * size, 3))
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    assert hvd.is_split(model[0].weight) and hvd.is_split(model[1].weight) and not hvd.is_split(model[1].bias)
+    assert hvd.is_split(model.state_dict()["0.weight"]) and not hvd.is_split(model.state_dict()["1.bias"])
+    twin = hvd.ColumnParallelLinear(3, 2 * size)
+    twin.weight = model[0].weight
+    twin.float()
+    del twin
+    gc.collect()
+    assert hvd.is_split(model[0].weight)
+
+
+def test_parts_are_not_taken_from_another_rank(size):
+    layer = hvd.ColumnParallelLinear(3, 2 * size)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    each = hvd.mesh({"data": 1, "tensor": -1}).set("data")
+    hvd.broadcast_parameters(layer.state_dict(), each.ranks[0], process_set=each)
+    hvd.broadcast_optimizer_state(optimizer, each.ranks[0], process_set=each)
+    if size == 1:
+        return
+    with pytest.raises(hvd.MismatchError, match="part 1 of"):
+        hvd.broadcast_optimizer_state(optimizer, 0)
+    with pytest.raises(hvd.MismatchError, match="part 1 of"):
+        hvd.broadcast_parameters(layer.state_dict(), 0)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_mean_of_many_losses_in_float16(rank, size, reduction):
+    loss = hvd.ParallelCrossEntropy(2 * size, reduction=reduction)
+    logits = torch.zeros(8192, 2 * size)
+    logits[:, 0] = 10
+    target = torch.ones(8192, dtype=torch.long)
+    mine = logits[:, 2 * rank:2 * rank + 2].half().requires_grad_()
+    found = loss(mine, target)
+    assert found.dtype == torch.float16
+    support.assert_close(found.float(), F.cross_entropy(logits, target, reduction=reduction), 0.01)
+    found.float().sum().backward()
+    assert mine.grad.dtype == torch.float16
+
+
+def test_one_row_of_logits(rank, size):
+    logits = torch.arange(2.0 * size)
+    found = hvd.ParallelCrossEntropy(2 * size)(logits[2 * rank:2 * rank + 2], torch.tensor(1))
+    support.assert_close(found, F.cross_entropy(logits, torch.tensor(1)), 1e-5)
 
 
 def test_what_it_refuses(rank, size):
@@ -169,5 +257,18 @@ def test_what_it_refuses(rank, size):
     layer = hvd.RowParallelLinear(size, 3)
     with pytest.raises(hvd.MismatchError):
         layer(torch.ones(1 + rank, 1))
+    gathering = hvd.ColumnParallelLinear(3, size, gather_output=True)
+    with pytest.raises(ValueError):
+        gathering(torch.ones(1, 2 if rank == 0 else 3))
+    whole_input = hvd.RowParallelLinear(size, 3, input_is_parallel=False)
+    with pytest.raises(ValueError, match=f"must have all {size} features"):
+        whole_input(torch.ones(1, size + 1))
+    if rank == 0:
+        copy.deepcopy(layer)
+    with pytest.raises(hvd.MismatchError, match="which all ranks make and copy alike"):
+        hvd.RowParallelLinear(size, 3)
+    if rank != 0:
+        copy.deepcopy(layer)  # the ranks are in step again
+    assert hvd.RowParallelLinear(size, 3)(torch.ones(1, 1)).shape == (1, 3)
     with pytest.raises(hvd.MismatchError, match="part 0 of"):
         hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), 0.1), layer.named_parameters())

@@ -27,14 +27,17 @@ namespace detail {
 namespace {
 
 ParallelCallsPtr CallsOf(const std::string& kind, const std::string& name, const SessionSet& set,
-                         const parallel::Split& split) {
+                         const parallel::Split& split, int number) {
   auto calls = std::make_shared<ParallelCalls>(ParallelCalls{kind, name, set, {}, {}});
-  const int number = set.session->NextModuleNumber(set.members.set, "a split layer");
   calls->key = kind + " " + name + "#" + std::to_string(number);
   for (std::int64_t dim : {0, 1}) {
     calls->along[dim] = std::make_shared<TensorSplit>(TensorSplit{set, calls->key, dim, split});
   }
   return calls;
+}
+
+int NextNumber(const SessionSet& set) {
+  return set.session->NextModuleNumber(set.members.set, "a split layer");
 }
 
 // The tensor as autocast would give it to an operator; where there is none, the tensor itself. Our own
@@ -65,14 +68,19 @@ ParallelLayer::ParallelLayer(const std::string& kind, const std::string& name,
   options.insert(options.begin(),
                  {std::string(size.what) + " " + std::to_string(size.size),
                   "blocks " + std::to_string(size.blocks), "unit " + std::to_string(size.unit)});
+  // A copy that only some ranks have made would let the calls of later layers wait for ever.
+  const int number = NextNumber(set);
+  options.push_back("place " + std::to_string(number) +
+                    " among the split layers of its set, which all ranks make and copy alike");
   const std::string called = name.empty() ? kind : kind + " " + core::Quoted(name);
   for (std::string& option : options) option = called + " with " + option;
   AgreeOnList("a split layer", options, sized.ok() ? "" : called + ": " + sized.message(), set);
-  calls_ = CallsOf(kind, name, set, split);
+  calls_ = CallsOf(kind, name, set, split, number);
 }
 
 ParallelLayer ParallelLayer::Anew() const {
-  return ParallelLayer(CallsOf(calls_->kind, calls_->name, calls_->set, calls_->split().split));
+  return ParallelLayer(CallsOf(calls_->kind, calls_->name, calls_->set, calls_->split().split,
+                               NextNumber(calls_->set)));
 }
 
 int ParallelLayer::ranks() const { return calls_->ranks(); }
@@ -90,8 +98,10 @@ void ParallelLayer::Mark(const at::Tensor& parameter, std::int64_t dim) const {
 at::Tensor ParallelLayer::Column(const at::Tensor& input, const at::Tensor& weight,
                                  const at::Tensor& bias, bool gather_output) const {
   if (ranks() == 1) return at::linear(input, weight, GivenBias(bias));
-  const at::Tensor own = ColumnLinear(Casted(input), Casted(weight), Casted(bias), calls_);
-  return gather_output ? Through(Region::kGather, own, calls_) : own;
+  const auto compute = [&] {
+    return ColumnLinear(Casted(input), Casted(weight), Casted(bias), calls_);
+  };
+  return gather_output ? GatherOwn(Make(compute), calls_) : compute();
 }
 
 at::Tensor ParallelLayer::Row(const at::Tensor& input, const at::Tensor& weight,
@@ -129,16 +139,22 @@ at::Tensor ParallelLayer::Embed(const at::Tensor& ids, const at::Tensor& weight,
 }
 
 at::Tensor ParallelLayer::CrossEntropy(const at::Tensor& logits, const at::Tensor& target,
-                                       std::int64_t ignore_index, double label_smoothing) const {
+                                       std::int64_t ignore_index, double label_smoothing,
+                                       std::int64_t reduction) const {
   const at::Tensor given = Casted(logits, at::kFloat);
-  const at::Tensor rows = given.dim() == 2 ? given : given.flatten(0, -2);
-  if (ranks() == 1) {
-    return at::cross_entropy_loss(rows, target.flatten(), {}, at::Reduction::None, ignore_index,
-                                  label_smoothing)
-        .view(target.sizes());
-  }
-  return SplitCrossEntropy(rows, target.flatten(), calls_, ignore_index, label_smoothing)
-      .view(target.sizes());
+  const at::ScalarType type = given.scalar_type();
+  const at::Tensor rows =
+      given.dim() < 2 ? given.reshape({1, given.numel()}) : given.flatten(0, -2);
+  // A sum of losses would soon be infinite in float16.
+  const at::Tensor losses =
+      ranks() > 1 ? SplitCrossEntropy(rows, target.flatten(), calls_, ignore_index, label_smoothing)
+                  : at::cross_entropy_loss(
+                        at::isReducedFloatingType(type) ? rows.to(at::kFloat) : rows,
+                        target.flatten(), {}, at::Reduction::None, ignore_index, label_smoothing);
+  if (reduction == at::Reduction::None) return losses.to(type).view(target.sizes());
+  const at::Tensor sum = losses.sum();
+  if (reduction == at::Reduction::Sum) return sum.to(type);
+  return (sum / (target != ignore_index).sum()).to(type);
 }
 
 std::optional<ProcessSet> SplitSetOf(const at::Tensor& parameter) {
@@ -309,12 +325,9 @@ void ParallelCrossEntropyImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor ParallelCrossEntropyImpl::forward(const at::Tensor& logits, const at::Tensor& target) {
-  const at::Tensor losses =
-      layer_.CrossEntropy(logits, target, options.ignore_index(), options.label_smoothing());
-  if (std::holds_alternative<torch::enumtype::kNone>(options.reduction())) return losses;
-  const at::Tensor sum = losses.sum();
-  if (std::holds_alternative<torch::enumtype::kSum>(options.reduction())) return sum;
-  return sum / (target != options.ignore_index()).sum();
+  static_assert(at::Reduction::None == 0 && at::Reduction::Mean == 1 && at::Reduction::Sum == 2);
+  return layer_.CrossEntropy(logits, target, options.ignore_index(), options.label_smoothing(),
+                             static_cast<std::int64_t>(options.reduction().index()));
 }
 
 bool is_split(const at::Tensor& parameter) { return detail::SplitOf(parameter) != nullptr; }

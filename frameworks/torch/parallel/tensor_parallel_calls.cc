@@ -6,17 +6,19 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
-#include <exception>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
+#include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -66,6 +68,12 @@ at::Tensor GatherColumns(const at::Tensor& part, const ParallelCalls& calls) {
 
 at::Tensor OwnColumns(const at::Tensor& whole, const ParallelCalls& calls) {
   TensorSplit along = calls.split();
+  if (whole.dim() == 0 || whole.size(-1) != along.split.size) {
+    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
+                             "the input is " + TypeAndShape(whole) +
+                                 "; its last dimension must have all " +
+                                 std::to_string(along.split.size) + " features"));
+  }
   along.dim = whole.dim() - 1;
   return TakePart(whole, along, along.index());
 }
@@ -125,7 +133,7 @@ void AddOwnGradients(AutogradContext* context, const at::Tensor& gradient, const
   const bool of_bias = context->saved_data["bias"].toBool() && context->needs_input_grad(2);
   if (!of_weight && !of_bias) return;
   const at::Tensor rows = RowsOf(gradient);
-  if (of_weight) (*results)[1] = rows.t().matmul(RowsOf(input));
+  if (of_weight) (*results)[1] = rows.t().matmul(RowsOf(input).conj());
   if (of_bias) (*results)[2] = rows.sum(0);
 }
 
@@ -146,16 +154,18 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
     variable_list results(4);
     if (at::GradMode::is_enabled()) {
       if (context->needs_input_grad(0)) {
-        results[0] = Through(Region::kSum, gradient.matmul(saved[1]), calls);
+        results[0] = Through(Region::kSum, gradient.matmul(saved[1].conj()), calls);
       }
-      AddOwnGradients(context, gradient, saved[0], &results);
+      // Each rank's gradient of its weight depends on the input: what flows back from there is summed.
+      AddOwnGradients(context, gradient, Through(Region::kEnter, saved[0], calls), &results);
       return results;
     }
     // The sum is under way while the gradient of the weight is computed.
     std::shared_ptr<PendingTensor> sum;
     if (context->needs_input_grad(0)) {
-      sum = StartSum(*calls, "input gradient", Make([&] { return gradient.matmul(saved[1]); }),
-                     /*will_wait=*/false);
+      sum =
+          StartSum(*calls, "input gradient", Make([&] { return gradient.matmul(saved[1].conj()); }),
+                   /*will_wait=*/false);
     }
     AddOwnGradients(context, gradient, saved[0], &results);
     if (sum) results[0] = sum->Synchronize();
@@ -168,8 +178,12 @@ struct ColumnFunction : torch::autograd::Function<ColumnFunction> {
 Made Make(const std::function<at::Tensor()>& make) {
   try {
     return {make(), {}};
-  } catch (const std::exception& error) {
+  } catch (const c10::Error& error) {
     return {{}, TextOf(error)};
+  } catch (const Error& error) {
+    return {{}, TextOf(error)};
+  } catch (const std::bad_alloc& error) {
+    return {{}, WhyNoMemory(error)};
   }
 }
 
@@ -198,6 +212,17 @@ at::Tensor SumOwn(const Made& made, const ParallelCallsPtr& calls) {
     return RegionFunction::apply(made.tensor, Region::kSum, calls, /*own=*/true);
   }
   return StartSum(*calls, "sum", made, /*will_wait=*/true)->Synchronize();
+}
+
+at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls) {
+  if (made.tensor.defined()) return Through(Region::kGather, made.tensor, calls);
+  TensorCall call;
+  call.kind = core::OpKind::kAllGather;
+  call.name = calls->key + "/gather";
+  call.process_set = calls->set.process_set;
+  call.will_wait = true;
+  call.invalid = made.invalid;
+  return PendingTensor::Start(std::move(call), calls->set.session)->Synchronize();
 }
 
 at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,

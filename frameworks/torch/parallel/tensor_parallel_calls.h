@@ -30,7 +30,8 @@ struct ParallelCalls {
 };
 using ParallelCallsPtr = std::shared_ptr<const ParallelCalls>;
 
-// A tensor, or why this rank could not make it, which the other ranks are told.
+// A tensor, or why this rank could not make it, which the other ranks are told. Exceptions of Python
+// pass through Make: activation checkpointing ends a recomputation by one, on all ranks.
 struct Made {
   at::Tensor tensor;
   std::string invalid;
@@ -55,12 +56,14 @@ enum class Region : std::uint8_t {
 at::Tensor Through(Region region, const at::Tensor& tensor, const ParallelCallsPtr& calls);
 // The same as kSum for a tensor of the caller's own, in its memory. Precondition: several ranks.
 at::Tensor SumOwn(const Made& made, const ParallelCallsPtr& calls);
+// The same as kGather for a part that may not be there. Precondition: several ranks.
+at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls);
 
 // A linear layer of whose output this rank has a part.
 at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                         const ParallelCallsPtr& calls);
 
-// The loss of each row of logits [rows, part] with its target [rows].
+// The loss of each row of logits [rows, part] with its target [rows]; float32 of half types.
 at::Tensor SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& target,
                              const ParallelCallsPtr& calls, std::int64_t ignore_index,
                              double label_smoothing);

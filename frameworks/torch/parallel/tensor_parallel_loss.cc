@@ -136,7 +136,6 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
     }
     const at::Tensor ignored = target == ignore_index;
     loss.masked_fill_(ignored, 0);
-    if (at::isReducedFloatingType(given.scalar_type())) loss = loss.to(given.scalar_type());
 
     if (!given.requires_grad()) return loss;
     const at::Tensor own_most = told.tensor.select(1, 0).squeeze(0);

@@ -93,7 +93,16 @@ class _ParallelModule(nn.Module):
             if list(given.shape) == _C.whole_shape_of(parameter):
                 wholes[key], state_dict[key] = given, _C.part_for(parameter, given)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._mark()  # with assign=True the parameters are new
         state_dict.update(wholes)
+
+    def _save_to_state_dict(self, destination: Dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        # What is told to broadcast a state_dict() over the set refuses parts as well.
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, dim in self._split_along.items():
+            tensor = destination.get(prefix + name)
+            if tensor is not None:
+                self._layer.mark(tensor, dim)
 
 
 class _Copied:
@@ -191,6 +200,9 @@ class ParallelEmbedding(_ParallelModule):
                 f"part {self._layer.index()} of {self._layer.ranks()}")
 
 
+_REDUCTIONS = ("none", "mean", "sum")  # as torch numbers them
+
+
 class ParallelCrossEntropy(_ParallelModule):
     """An nn.CrossEntropyLoss of logits that are split over the classes: ``[..., this rank's classes]`` and targets
     ``[...]``, the same on all ranks. ``num_classes``: of all ranks together. It can be differentiated once."""
@@ -204,17 +216,14 @@ class ParallelCrossEntropy(_ParallelModule):
         self.reduction, self.label_smoothing = reduction, float(label_smoothing)
         self._join(process_set, name, "num_classes", num_classes, 1, 1, reduction=reduction, ignore_index=ignore_index,
                    label_smoothing=label_smoothing)
-        if reduction not in ("none", "mean", "sum"):
+        if reduction not in _REDUCTIONS:
             raise InvalidArgumentError(f"reduction is {reduction!r}; it must be 'none', 'mean' or 'sum'")
         if not 0.0 <= self.label_smoothing <= 1.0:
             raise InvalidArgumentError(f"label_smoothing is {label_smoothing}; it has to be between 0 and 1")
 
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        losses = self._layer.cross_entropy(logits, target, self.ignore_index, self.label_smoothing)
-        if self.reduction == "none":
-            return losses
-        total = losses.sum()
-        return total if self.reduction == "sum" else total / (target != self.ignore_index).sum()
+        return self._layer.cross_entropy(logits, target, self.ignore_index, self.label_smoothing,
+                                         _REDUCTIONS.index(self.reduction))
 
     def extra_repr(self) -> str:
         return f"{self.num_classes}, part {self._layer.index()} of {self._layer.ranks()}"
