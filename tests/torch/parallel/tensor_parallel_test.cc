@@ -74,6 +74,14 @@ TEST(TensorParallelRefusalTest, InputsThatDifferAreToldToAllRanks) {
 
     ColumnParallelLinear gathering(ColumnParallelLinearOptions(3, 5).gather_output(true));
     ErrorOf(ErrorCode::Mismatch, [&] { gathering(torch::ones({1 + rank, 3})); });
+    ErrorOf(ErrorCode::InvalidArgument, [&] { gathering(torch::ones({1, 3 + rank})); });
+    EXPECT_EQ(gathering(torch::ones({2, 3})).size(1), 5);
+    RowParallelLinear whole(RowParallelLinearOptions(4, 3).input_is_parallel(false));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          whole(torch::ones({2, 5}));
+                        }),
+                HasSubstr("its last dimension must have all 4 features"));
     ColumnParallelLinear column(ColumnParallelLinearOptions(3, 5));
     const torch::Tensor y = column(torch::ones({1 + rank, 3}).requires_grad_());
     ErrorOf(ErrorCode::Mismatch, [&] { y.sum().backward(); });
@@ -116,12 +124,45 @@ TEST(TensorParallelRefusalTest, DifferentPartsAreNotMixed) {
                                                    layer->named_parameters());
                         }),
                 HasSubstr("part 1 of 2"));
+    torch::optim::SGD sgd(layer->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_optimizer_state(sgd, 0); }),
+                AllOf(HasSubstr("part 0 of 2"), HasSubstr("part 1 of 2")));
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] {
+                          save_checkpoint(testing::TempDir() + "split_optimizer.pt",
+                                          Checkpoint().optimizer(sgd));
+                        }),
+                HasSubstr("part 1 of 2"));
     // A checkpoint has one model for all ranks.
     const std::string file = testing::TempDir() + "split_layer.pt";
     EXPECT_THAT(
         ErrorOf(ErrorCode::Mismatch, [&] { save_checkpoint(file, Checkpoint().model(*layer)); }),
         HasSubstr("part 1 of 2"));
   });
+}
+
+TEST(TensorParallelRefusalTest, ACopyOnOneRankIsToldToAllByTheNextLayer) {
+  RunTorchRanks(2, [](int rank) {
+    ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 4));
+    if (rank == 0) (void)layer->clone();
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [] { ColumnParallelLinear next(ColumnParallelLinearOptions(3, 4)); }),
+                AllOf(HasSubstr("place 3 among the split layers of its set"),
+                      HasSubstr("place 2 among the split layers of its set")));
+  });
+}
+
+TEST(TensorParallelLossTest, AMeanOfManyLossesInFloat16IsFinite) {
+  for (const int ranks : {1, 2}) {
+    RunTorchRanks(ranks, [ranks](int rank) {
+      ParallelCrossEntropy loss(ParallelCrossEntropyOptions(4));
+      torch::Tensor logits = torch::zeros({8192, 4 / ranks}, torch::kHalf);
+      if (rank == 0) logits.select(1, 0).fill_(10);
+      const torch::Tensor mean = loss(logits, torch::ones({8192}, torch::kLong));
+      EXPECT_EQ(mean.scalar_type(), torch::kHalf);
+      EXPECT_NEAR(mean.item<float>(), 10, 0.01);
+    });
+  }
 }
 
 TEST(TensorParallelRefusalTest, StateThatDoesNotFitChangesNothing) {
