@@ -264,6 +264,17 @@ def test_tied_parameters(rank, size, how):
         support.assert_close(parameter.grad, dict(whole.named_parameters())[unsplit_name].grad)
 
 
+@SEVERAL
+def test_a_layer_that_is_there_twice_needs_a_tie(rank, size):
+    shared = layer(0)
+    net = nn.Sequential(shared, *(layer(number) for number in range(1, LAYERS - 1)), shared)
+    last = LAYERS - 1
+    with pytest.raises(ValueError, match="are one parameter in the model and lie in different stages"):
+        pipeline(net)
+    model = pipeline(net, ties=[[f"0.0.{name}", f"{last}.0.{name}"] for name in ("weight", "bias")])
+    model.train_batch(*data())
+
+
 def test_recomputed_stages_run_forward_twice(rank):
     calls = []
 

@@ -86,6 +86,7 @@ struct SIRTAKI_API PipelineOptions {
   std::vector<int> row;  // the ranks of the stages in their order; empty: those of process_set
   ProcessSet data_set;   // the ranks with the same stages and other data
   bool has_data_set = false;
+  std::vector<ProcessSet> other_sets;  // of the mesh, along its axes except that of the stages
 };
 
 // What is known of a pipeline's schedule, and of the last batch on this rank.
@@ -171,7 +172,8 @@ using PipelineFactory = std::function<PipelineStage()>;
 // A Pipeline is a module with the layers of this rank alone, under the names that they have in the
 // unsplit model: parameters(), train(), eval(), to() and saving work as ever. The constructor and the
 // functions that run or clip are collective over the row of ranks that have the stages. LBFGS, whose
-// step looks at all parameters at once, cannot train a pipeline.
+// step looks at all parameters at once, cannot train a pipeline, though a plain one is noticed by
+// clip_grad_norm_ alone.
 class SIRTAKI_API Pipeline : public torch::nn::Module {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -208,6 +210,11 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
   PipelineReport report() const { return core_->report(); }
 
  private:
+  // The names of parameters that are one and the same in several layers.
+  using Twins = std::vector<std::vector<std::string>>;
+  Pipeline(const std::vector<PipelineFactory>& factories, const Twins& twins,
+           const PipelineLoss& loss, const PipelineOptions& options);
+
   std::unique_ptr<detail::PipelineCore> core_;
 };
 

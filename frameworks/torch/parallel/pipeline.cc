@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
+#include <torch/cuda.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,7 +45,8 @@ Layers LayersOf(const torch::nn::Sequential& model) {
 // Layers that are made to be weighed draw random numbers, which the layers that stay are to draw again.
 class RandomNumbersAgain {
  public:
-  RandomNumbersAgain() : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
+  explicit RandomNumbersAgain(at::Device device)
+      : generator_(at::globalContext().defaultGenerator(device)) {
     const std::lock_guard<std::mutex> lock(generator_.mutex());
     state_ = generator_.get_state();
   }
@@ -69,9 +71,37 @@ double ParametersOf(const PipelineStage& layer) {
   return count;
 }
 
+// Buffers of a layer that stays are what they were: running statistics, for instance.
+class BuffersAgain {
+ public:
+  explicit BuffersAgain(const std::shared_ptr<torch::nn::Module>& module) {
+    if (!module) return;
+    for (const at::Tensor& buffer : module->buffers()) {
+      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.detach().clone());
+    }
+  }
+  ~BuffersAgain() {
+    const at::NoGradGuard no_grad;
+    for (auto& [buffer, before] : buffers_) buffer.copy_(before);
+  }
+  BuffersAgain(const BuffersAgain&) = delete;
+  BuffersAgain& operator=(const BuffersAgain&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
+};
+
+// The time when the device has done what it was given.
+std::chrono::steady_clock::time_point Now(const at::Device& device) {
+  if (device.is_cuda()) torch::cuda::synchronize(device.index());
+  return std::chrono::steady_clock::now();
+}
+
 // The shortest of some forward and backward passes, in seconds. Gives what the layer returns.
-double TimeOf(const PipelineStage& layer, std::vector<at::Tensor>* tensors) {
+double TimeOf(const PipelineStage& layer, const at::Device& device,
+              std::vector<at::Tensor>* tensors) {
   constexpr int kRuns = 3;
+  const BuffersAgain buffers_again(layer.module());
   double shortest = 0;
   std::vector<at::Tensor> outputs;
   for (int run = 0; run < kRuns; ++run) {
@@ -81,12 +111,12 @@ double TimeOf(const PipelineStage& layer, std::vector<at::Tensor>* tensors) {
       if (inputs.back().is_floating_point()) inputs.back().requires_grad_(true);
       inputs.back() = inputs.back().clone();  // no leaf: a layer may change it in place
     }
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Now(device);
     outputs = layer.forward()(inputs);
     for (const at::Tensor& output : outputs) {
       if (output.requires_grad()) output.backward(at::ones_like(output), /*retain_graph=*/true);
     }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double> took = Now(device) - begin;
     shortest = run == 0 ? took.count() : std::min(shortest, took.count());
   }
   if (layer.module()) layer.module()->zero_grad();
@@ -105,14 +135,60 @@ std::vector<double> Weigh(const Layers& layers, const PipelineOptions& options) 
                                      "the partition \"time\" needs the inputs of a micro-batch; "
                                      "give PipelineOptions a sample"));
   }
-  const RandomNumbersAgain again;
+  const at::Device device = options.sample().defined() ? options.sample().device() : at::kCPU;
+  const RandomNumbersAgain again(at::kCPU);
+  const RandomNumbersAgain again_there(device);
   const at::AutoGradMode with_graph(true);
   std::vector<at::Tensor> tensors = {options.sample()};
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const PipelineStage layer = layers[i]();
-    weights[i] = kind == PartitionKind::kTime ? TimeOf(layer, &tensors) : ParametersOf(layer);
+    weights[i] =
+        kind == PartitionKind::kTime ? TimeOf(layer, device, &tensors) : ParametersOf(layer);
   }
   return weights;
+}
+
+// The names of parameters that several layers of the model share.
+std::vector<std::vector<std::string>> TwinsOf(const torch::nn::Sequential& model) {
+  std::map<const void*, std::vector<std::string>> names;
+  for (std::size_t i = 0; i < model->size(); ++i) {
+    for (const auto& parameter : model->ptr(i)->named_parameters()) {
+      names[parameter.value().unsafeGetTensorImpl()].push_back(std::to_string(i) + "." +
+                                                               parameter.key());
+    }
+  }
+  std::vector<std::vector<std::string>> twins;
+  for (auto& [parameter, of] : names) {
+    if (of.size() > 1) twins.push_back(std::move(of));
+  }
+  return twins;
+}
+
+// Each rank would train its own copy of a parameter that stages share, and nothing would notice.
+void RefuseUntied(const std::vector<std::string>& names, const std::vector<int>& begins,
+                  const PipelineOptions& options) {
+  const auto stages_of = [&](const std::vector<std::string>& of) {
+    std::set<std::ptrdiff_t> stages;
+    for (const std::string& name : of) {
+      stages.insert(std::upper_bound(begins.begin(), begins.end(), std::stoi(name)) -
+                    begins.begin());
+    }
+    return stages;
+  };
+  const auto stages = stages_of(names);
+  if (stages.size() < 2) return;
+  for (const std::vector<std::string>& tie : options.ties()) {
+    std::vector<std::string> tied;
+    for (const std::string& name : names) {
+      if (std::find(tie.begin(), tie.end(), name) != tie.end()) tied.push_back(name);
+    }
+    if (stages_of(tied) == stages) return;
+  }
+  detail::ThrowStatus(core::Status(
+      core::StatusCode::kInvalidArgument,
+      "the parameters " + core::Quoted(names.front()) + " and " + core::Quoted(names.back()) +
+          " are one in the model and lie in different stages; give PipelineOptions the ties "
+          "between them"));
 }
 
 }  // namespace
@@ -120,17 +196,19 @@ std::vector<double> Weigh(const Layers& layers, const PipelineOptions& options) 
 Pipeline::Pipeline(const torch::nn::Sequential& model, const PipelineLoss& loss,
                    const PipelineOptions& options)
     : Pipeline(
-          LayersOf(model), loss,
+          LayersOf(model), TwinsOf(model), loss,
           options.partition().empty() ? PipelineOptions(options).partition("uniform") : options) {}
 
 Pipeline::Pipeline(const std::vector<PipelineFactory>& factories, const PipelineLoss& loss,
-                   const PipelineOptions& options) {
-  std::vector<int> begins(factories.size());
-  std::iota(begins.begin(), begins.end(), 0);
-  if (!options.partition().empty()) {
-    begins = detail::PipelineCore::Cut(options, [&] { return Weigh(factories, options); });
-  }
+                   const PipelineOptions& options)
+    : Pipeline(factories, {}, loss, options) {}
+
+Pipeline::Pipeline(const std::vector<PipelineFactory>& factories, const Twins& twins,
+                   const PipelineLoss& loss, const PipelineOptions& options) {
+  const std::vector<int> begins = detail::PipelineCore::Cut(
+      options, static_cast<int>(factories.size()), [&] { return Weigh(factories, options); });
   const auto make = [&](int stage) {
+    for (const std::vector<std::string>& names : twins) RefuseUntied(names, begins, options);
     const auto place = static_cast<std::size_t>(stage);
     const std::size_t end =
         place + 1 < begins.size() ? static_cast<std::size_t>(begins[place + 1]) : factories.size();

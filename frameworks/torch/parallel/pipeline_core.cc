@@ -21,24 +21,11 @@
 #include "frameworks/torch/parallel/pipeline_run.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
-#include "parallel/partition.h"
 #include "parallel/schedule_text.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/pipeline.h"
 
 namespace sirtaki {
-
-PipelineOptions& PipelineOptions::mesh(const Mesh& mesh, const std::string& pipe,
-                                       const std::string& data) {
-  row = mesh.ranks(pipe);
-  process_set(mesh.set(pipe));
-  for (const MeshAxis& axis : mesh.axes()) {
-    if (axis.name != data) continue;
-    data_set = mesh.set(data);
-    has_data_set = true;
-  }
-  return *this;
-}
 
 namespace detail {
 namespace {
@@ -147,14 +134,19 @@ class PipelineCore::Impl {
         });
       };
     }
+    bool told = plan_.is_alone();
     others.combine = [&](double norm) {
       if (plan_.is_alone()) return norm;
-      const at::Tensor norms =
-          AllGatherBlocking(at::full({1}, norm, at::kDouble), "sirtaki/pipeline/clip_grad_norm_",
-                            plan_.row().set, options_.timeout());
-      return at::linalg_vector_norm(norms, norm_type).item<double>();
+      told = true;
+      return at::linalg_vector_norm(ShareNorm(norm, ""), norm_type).item<double>();
     };
-    return ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, others);
+    try {
+      return ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, others);
+    } catch (...) {
+      // The others wait for this rank's norm.
+      if (!told) TellError(TextOfCurrent());
+      throw;
+    }
   }
 
   const PipelineOptions& options() const { return options_; }
@@ -181,6 +173,28 @@ class PipelineCore::Impl {
     return made;
   }
 
+  // The norms of all ranks. Throws on all what one gives as its error.
+  at::Tensor ShareNorm(double norm, const std::string& error) const {
+    at::Tensor own = at::full({1, 2}, norm, at::kDouble);
+    own.mutable_data_ptr<double>()[1] = error.empty() ? 0 : 1;
+    const at::Tensor all = AllGatherBlocking(own, "sirtaki/pipeline/clip_grad_norm_",
+                                             plan_.row().set, options_.timeout());
+    if (all.select(1, 1).sum().item<double>() > 0) {
+      AgreeOnList("clip_grad_norm_ of the pipeline " + core::Quoted(options_.name()), {}, error,
+                  plan_.row().set, options_.timeout());
+    }
+    return all.select(1, 0);
+  }
+  void TellError(const std::string& error) const {
+    if (!plan_.row().set.session->Check().ok()) return;
+    try {
+      ShareNorm(0, error);
+    } catch (const std::exception&) {
+      // This rank throws its own error, whatever the others do.
+      return;
+    }
+  }
+
   // What this rank has of each tie; the ranks that have it have the same type and shape of it.
   void FindTies() {
     std::string error;
@@ -200,6 +214,16 @@ class PipelineCore::Impl {
                   ", where it is to be tied; use the names of "
                   "named_parameters()";
           break;
+        }
+        for (std::size_t k = 0; k < i; ++k) {
+          const std::vector<at::Tensor>& others = ties_[k].parameters;
+          if (std::none_of(others.begin(), others.end(),
+                           [&](const at::Tensor& of) { return of.is_same(found->second); })) {
+            continue;
+          }
+          error = "the parameter " + core::Quoted(name) +
+                  " is tied twice, under several names; name all parameters that are one in a "
+                  "single tie";
         }
         std::vector<at::Tensor>& known = tie.parameters;
         known.erase(std::remove_if(known.begin(), known.end(),
@@ -282,12 +306,29 @@ class PipelineCore::Impl {
         tie.before.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
       }
     }
-    const double loss = RunBatch(true, inputs, targets, nullptr);
+    double loss = 0;
+    try {
+      loss = RunBatch(true, inputs, targets, nullptr);
+    } catch (...) {
+      PutBack();
+      throw;
+    }
     // Those that one rank alone has, in several stages.
     for (std::size_t i = 0; i < ties_.size(); ++i) {
       if (plan_.shape().RanksOf(plan_.shape().ties[i]).size() == 1) ReduceTied(i);
     }
     return loss;
+  }
+
+  // The gradients of before a batch that has thrown.
+  void PutBack() {
+    for (TiedHere& tie : ties_) {
+      for (std::size_t i = 0; i < tie.parameters.size(); ++i) {
+        if (tie.before[i].defined()) {
+          tie.parameters[i].mutable_grad() = std::exchange(tie.before[i], at::Tensor());
+        }
+      }
+    }
   }
 
   // A gradient that is averaged over copies of the pipeline is so once in a batch, behind its last
@@ -392,38 +433,6 @@ class PipelineCore::Impl {
   PipelineRun run_;
   std::vector<TiedHere> ties_;
 };
-
-int PipelineCore::StagesOfCut(const PipelineOptions& options) {
-  if (options.stages_per_rank() < 1) {
-    RefuseUse("a pipeline has at least one stage a rank, not " +
-              std::to_string(options.stages_per_rank()));
-  }
-  return static_cast<int>(PipelineRow(options).ranks.size()) * options.stages_per_rank();
-}
-
-std::vector<int> PipelineCore::Cut(const PipelineOptions& options,
-                                   const std::function<std::vector<double>()>& weigh) {
-  const int stages = StagesOfCut(options);
-  const PipelineRow row(options);
-  std::string error;
-  std::vector<int> begins(At(stages) + 1, 0);
-  if (row.place == 0) {
-    try {
-      ThrowIfError(parallel::CutLayers(weigh(), stages, &begins));
-    } catch (...) {
-      error = TextOfCurrent();
-    }
-  }
-  AgreeOnErrors("the layers of the pipeline " + core::Quoted(options.name()), error, row.set);
-  at::Tensor shared = at::empty({stages}, at::kInt);
-  std::copy_n(begins.begin(), stages, shared.mutable_data_ptr<int>());
-  if (row.ranks.size() > 1) {
-    BroadcastInPlaceBlocking(shared, row.ranks.front(), "sirtaki/pipeline/cut", row.set);
-  }
-  std::copy_n(shared.const_data_ptr<int>(), stages, begins.begin());
-  begins.resize(At(stages));
-  return begins;
-}
 
 PipelineCore::PipelineCore(const PipelineOptions& options, std::vector<int> begins,
                            const std::function<Stage(int stage)>& make,

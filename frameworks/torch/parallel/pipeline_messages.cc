@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/message_call.h"
+#include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -110,11 +111,11 @@ std::string PipelineTensor::Text() const {
   return text + "]" + (on_gpu ? " on a GPU" : "") + (requires_grad ? " with a gradient" : "");
 }
 
-PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
-                                   std::vector<at::Device> devices)
-    : plan_(plan), timeout_(timeout), devices_(std::move(devices)) {}
+PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout)
+    : plan_(plan), timeout_(timeout) {}
 
-void PipelineMessages::Begin(bool training) {
+void PipelineMessages::Begin(bool training, std::vector<at::Device> devices) {
+  devices_ = std::move(devices);
   if (training_) known_in_training_ = std::exchange(known_, {});
   training_ = training;
   known_ = training ? std::exchange(known_in_training_, {}) : Learned();
@@ -225,11 +226,12 @@ void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
   const Edge edge = EdgeOf(send);
   const std::string what = SendText(plan_, send);
   const int to = plan_.RankOf(send.peer);
-  // What has gone is let go.
-  while (!sent_.empty() && sent_.front().message->Poll()) {
-    Await(*sent_.front().message, sent_.front().what);
-    sent_.pop_front();
-  }
+  // What has gone is let go, also behind what a slow rank has not taken yet.
+  std::erase_if(sent_, [this](const Sent& sent) {
+    if (!sent.message->Poll()) return false;
+    Await(*sent.message, sent.what);
+    return true;
+  });
   if (!send.carries_gradient() && known_.told.insert(edge).second) {
     const at::Tensor header = Encoded(Known(edge), edge);
     const Instruction first = {send.kind, send.stage, 0, send.peer, send.name};
@@ -265,7 +267,7 @@ void PipelineMessages::Forget() {
 std::vector<at::Tensor> PipelineMessages::Await(PendingTensor& message, const std::string& what) {
   session::Session& session = plan_.row().set.session->session();
   const core::TimePoint begin = core::Clock::now();
-  const core::TimePoint deadline = begin + timeout_;
+  const core::TimePoint deadline = DeadlineAfter(timeout_);  // which may be a very long one
   core::Duration patience = session.config().stall_warning;
   while (!message.handle()->done()) {
     const bool warns = patience > core::Duration::zero();

@@ -37,12 +37,12 @@ class PipelineMessages {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // The plan outlives it. `devices`: where the tensors of a stage are if they are on a GPU.
-  PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
-                   std::vector<at::Device> devices);
+  // The plan outlives it.
+  PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout);
 
-  // A batch begins. What evaluation learns is forgotten then: its batches may differ.
-  void Begin(bool training);
+  // A batch begins. What evaluation learns is forgotten then: its batches may differ. `devices`: where
+  // the tensors of each stage are if they are on a GPU.
+  void Begin(bool training, std::vector<at::Device> devices);
   // Tensors that a stage of this rank hands to an edge are as they always were. Throws
   // InvalidArgument.
   void CheckHandedOver(const parallel::Edge& edge, const Tensors& tensors);
@@ -82,7 +82,7 @@ class PipelineMessages {
 
   const PipelinePlan& plan_;
   const std::chrono::milliseconds timeout_;
-  const std::vector<at::Device> devices_;
+  std::vector<at::Device> devices_;
   bool training_ = true;
   struct Learned {
     std::map<parallel::Edge, PipelineTensors> tensors;

@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <sstream>
 
 #include "core/base/text.h"
@@ -105,10 +106,15 @@ std::string PipelinePlan::Make(const PipelineOptions& options) {
   if (std::string why = core::Status(parallel::CheckShape(shape)).message(); !why.empty()) {
     return why;
   }
+  std::set<std::string> tied;
   for (const std::vector<std::string>& names : options.ties()) {
     if (names.empty()) return "a tie has no names; name the parameter in each of its stages";
     parallel::Tie tie{names.front(), {}};
     for (const std::string& name : names) {
+      if (!tied.insert(name).second) {
+        return "the parameter " + core::Quoted(name) +
+               " is tied twice; name all parameters that are one in a single tie";
+      }
       // The number of the layer tells the stage only when the stages are known.
       const int layer = LayerIn(name);
       const auto after = std::upper_bound(begins_.begin(), begins_.end(), layer);

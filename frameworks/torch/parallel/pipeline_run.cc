@@ -1,5 +1,6 @@
 #include "frameworks/torch/parallel/pipeline_run.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
@@ -11,6 +12,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <limits>
 #include <set>
 
@@ -78,17 +81,44 @@ std::map<int, PipelineCore::Stage> ByNumber(const PipelinePlan& plan,
 
 // Where a stage has its tensors on a GPU: where its parameters are, or the current one.
 std::vector<at::Device> DevicesOf(const PipelinePlan& plan,
-                                  const std::vector<PipelineCore::Stage>& stages) {
+                                  const std::map<int, PipelineCore::Stage>& stages) {
   std::vector<at::Device> devices(At(plan.shape().stages), at::Device(at::kCUDA));
-  const std::vector<int> numbers = plan.shape().StagesOf(plan.row().place);
-  for (std::size_t i = 0; i < numbers.size(); ++i) {
-    for (const auto& [name, parameter] : stages[i].parameters) {
+  for (const auto& [number, stage] : stages) {
+    for (const auto& [name, parameter] : stage.parameters) {
       if (!parameter.is_cuda()) continue;
-      devices[At(numbers[i])] = parameter.device();
+      devices[At(number)] = parameter.device();
       break;
     }
   }
   return devices;
+}
+
+// Backward passes run without autocast wherever the program has it: autograd takes the thread's
+// state, and would compute in half what a stage has computed in float32.
+class NoAutocast {
+ public:
+  NoAutocast() {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      before_[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+      at::autocast::set_autocast_enabled(kDevices[i], false);
+    }
+  }
+  ~NoAutocast() {
+    for (std::size_t i = 0; i < kDevices.size(); ++i) {
+      at::autocast::set_autocast_enabled(kDevices[i], before_[i]);
+    }
+  }
+  NoAutocast(const NoAutocast&) = delete;
+  NoAutocast& operator=(const NoAutocast&) = delete;
+
+ private:
+  static constexpr std::array kDevices = {at::kCPU, at::kCUDA};
+  std::array<bool, kDevices.size()> before_{};
+};
+
+// The memory of a tensor; null: it has none of its own, as a sparse one.
+const void* MemoryOf(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
 }  // namespace
@@ -116,7 +146,7 @@ PipelineRun::PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Sta
     : plan_(plan),
       stages_(ByNumber(plan, stages)),
       loss_(std::move(loss)),
-      messages_(plan, timeout, DevicesOf(plan, stages)) {}
+      messages_(plan, timeout) {}
 
 std::string PipelineRun::Activity() const {
   return now_ == nullptr ? std::string() : parallel::Describe(*now_);
@@ -145,7 +175,8 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
   const at::AutoGradMode with_graph(training);
   if (stages_.count(0) != 0) CutBatch(inputs, "inputs", &inputs_);
   if (stages_.count(plan_.shape().stages - 1) != 0) CutBatch(targets, "targets", &targets_);
-  messages_.Begin(training);
+  // The model may have been moved since the last batch.
+  messages_.Begin(training, DevicesOf(plan_, stages_));
   for (const Instruction& instruction : plan_.Instructions(training)) {
     now_ = &instruction;
     Do(instruction);
@@ -261,7 +292,14 @@ PipelineRun::Tensors PipelineRun::InputsOf(const Instruction& pass, Kept* kept) 
 PipelineRun::Tensors PipelineRun::Call(int stage, const Tensors& inputs) const {
   const PipelineStage::Function& forward = stages_.at(stage).forward;
   if (!training_ || !plan_.shape().Recomputes(stage)) return forward(inputs);
-  return recompute(forward, inputs);
+  // recompute() refuses a stage that works in place on what it keeps.
+  return recompute(
+      [&forward](const Tensors& kept) {
+        Tensors own;
+        for (const at::Tensor& input : kept) own.push_back(input.clone());
+        return forward(own);
+      },
+      inputs);
 }
 
 void PipelineRun::Forward(const Instruction& pass) {
@@ -307,6 +345,8 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
         std::to_string(names.size()) + " skip connections");
   }
   const std::size_t main = outputs.size() - names.size();
+  std::map<Edge, Tensors> over;
+  std::map<const void*, std::set<Edge>> edges_with;  // this memory
   for (const Edge& edge : edges) {
     Tensors handed(outputs.begin(), outputs.begin() + static_cast<std::ptrdiff_t>(main));
     if (!edge.name.empty()) {
@@ -314,12 +354,21 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
       handed = {outputs[main + static_cast<std::size_t>(name - names.begin())]};
     }
     messages_.CheckHandedOver(edge, handed);
+    for (const at::Tensor& tensor : handed) edges_with[MemoryOf(tensor)].insert(edge);
+    over[edge] = std::move(handed);
+  }
+  for (const Edge& edge : edges) {
+    Tensors handed = std::move(over.at(edge));
+    const bool stays = plan_.shape().RankOf(edge.to) == plan_.row().place;
     std::size_t place = 0;
     for (at::Tensor& tensor : handed) {
       if (training_ && tensor.requires_grad()) {
         kept->roots.push_back({torch::autograd::impl::gradient_edge(tensor), edge, place++});
       }
       tensor = tensor.detach();
+      // A stage of this rank may change it in place while it is sent, or waits for another stage.
+      const void* const memory = MemoryOf(tensor);
+      if (stays && memory != nullptr && edges_with[memory].size() > 1) tensor = tensor.clone();
     }
     activations_[{edge, pass.micro_batch}] = std::move(handed);
   }
@@ -345,6 +394,7 @@ void PipelineRun::Backward(const Instruction& pass) {
   kept->roots.clear();
   arrived.clear();
   if (!roots.empty()) {
+    const NoAutocast no_autocast;
     torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
                                                           /*create_graph=*/false,
                                                           /*accumulate_grad=*/true);
@@ -361,6 +411,9 @@ void PipelineRun::Backward(const Instruction& pass) {
       if (!gradient.defined()) {
         gradient = at::zeros(tensor.sizes, at::TensorOptions().dtype(tensor.type).device(device));
       }
+      // The memory may be that of a parameter's gradient as well, to which the next micro-batch
+      // adds in place while this is on its way.
+      if (gradient.has_storage() && gradient.storage().use_count() > 1) gradient = gradient.clone();
       back.push_back(std::move(gradient));
     }
     gradients_[{origin.edge, pass.micro_batch}] = std::move(back);

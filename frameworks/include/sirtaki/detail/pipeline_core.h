@@ -33,11 +33,12 @@ class SIRTAKI_API PipelineCore {
     NamedTensors parameters;  // "N.rest": N is the number of a layer, or of the stage
   };
 
-  // How many stages there are if layers are cut. Throws as the constructor.
-  static int StagesOfCut(const PipelineOptions& options);
-  // The first layer of each stage. `weigh` is called on the first rank of the row alone, and gives a
-  // weight for each layer. Collective over the row; throws on all of it what throws on one rank.
-  static std::vector<int> Cut(const PipelineOptions& options,
+  // The first layer of each stage; each of them without a partition. `layers`: how many this rank
+  // has. `weigh` is called on the first rank of the row alone, and gives a weight for each. Copies
+  // of the pipeline are cut alike. Collective over the row, and the first ranks of rows, before
+  // anything else of a pipeline; throws on all of these what throws on one, Mismatch if ranks have
+  // different names, partitions or numbers of layers.
+  static std::vector<int> Cut(const PipelineOptions& options, int layers,
                               const std::function<std::vector<double>()>& weigh);
 
   // `begins`: the first layer of each stage; or 0, 1, … for as many stages. `make` is called for each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import copy
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -95,6 +95,22 @@ class Parts:
             if len(by_stage) > 1:
                 between.append([self.numbered(name) for name in tie if name in by_stage.values()])
         return between
+
+    def refuse_untied(self, ties: Sequence[Sequence[str]], begins: Sequence[int]) -> None:
+        """Each rank would train its own copy of a parameter that stages share, and nothing would notice."""
+        twins: Dict[int, List[str]] = {}
+        for layer, made in self._makers.items():
+            if isinstance(made, torch.nn.Module):
+                for rest, parameter in made.named_parameters():
+                    twins.setdefault(id(parameter), []).append(f"{layer}.{rest}")
+        for names in twins.values():
+            stages = self._stages_of(names, begins)
+            if len(stages) > 1 and all(self._stages_of([n for n in tie if n in names], begins) != stages for tie in ties):
+                raise ValueError(f"{names[0]!r} and {names[-1]!r} are one parameter in the model and lie in different stages; "
+                                 "give the pipeline the ties between them")
+
+    def _stages_of(self, names: Sequence[str], begins: Sequence[int]) -> Set[int]:
+        return {bisect.bisect(begins, self.number_of(name)) for name in names}
 
     # ---- weights ----
 

@@ -19,6 +19,7 @@ from sirtaki.torch._pipeline_state import (
 )
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, _existing, _impl_of, global_process_set
+from sirtaki.torch.tensor_parallel import whole_state_dict
 
 __all__ = ["Pipeline", "PipelineReport"]
 
@@ -141,6 +142,7 @@ class Pipeline(torch.nn.Module):
             return call
 
         def make(stage: int) -> Tuple[StageFunction, List[Tuple[str, torch.Tensor]]]:
+            parts.refuse_untied(ties, begins)
             numbers = range(begins[stage], [*begins[1:], len(parts.names)][stage])
             made = [parts.make(number) for number in numbers]
             named: List[Tuple[str, torch.Tensor]] = []
@@ -157,10 +159,9 @@ class Pipeline(torch.nn.Module):
         def loss(outputs: List[torch.Tensor], targets: List[torch.Tensor]) -> torch.Tensor:
             return loss_fn(one_or_all(outputs), one_or_all(targets))
 
-        begins = list(range(len(parts.names)))
         try:
-            if parts.are_layers:
-                begins = _C.cut_layers(before_cut, calling(lambda: parts.weights(partition or "", sample)))
+            begins: List[int] = _C.cut_layers(before_cut, len(parts.names),
+                                              calling(lambda: parts.weights(partition or "", sample)))
             self._core = _C.Pipeline(options(parts.ties_between(ties, begins)), begins, calling(make), loss)
         except Exception as error:
             if raised and error is not raised[0]:
@@ -236,8 +237,9 @@ class Pipeline(torch.nn.Module):
 
     def full_state_dict(self, root_rank: Optional[int] = None) -> Optional[Dict[str, Any]]:
         """Returns what state_dict() of the unsplit model would, on the CPU, on all ranks of the row, or on rank ``root_rank`` of
-        the job and None on the others. It loads into the unsplit model, and into a pipeline of another number of stages."""
-        return merged_states(self.state_dict(), self._names, self._process_set, root_rank)
+        the job and None on the others. It loads into the unsplit model, and into a pipeline of another number of stages. With
+        layers that are split over ranks it is collective over these as well."""
+        return merged_states(whole_state_dict(self), self._names, self._process_set, root_rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Loads this rank's layers, of the state of the whole model or of these layers. Not collective."""
