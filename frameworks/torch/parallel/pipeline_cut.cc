@@ -8,6 +8,7 @@
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/parallel/pipeline_plan.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/partition.h"
 #include "sirtaki/pipeline.h"
