@@ -226,7 +226,7 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
     // The class of the optimizer and the parts of split layers are compared between the ranks, as
     // broadcast_optimizer_state does, not with the file.
     lines.push_back("optimizer " + Quoted(name) + ", " + c10::demangle(typeid(one).name()));
-    for (const std::string& line : DescribeOptimizer(one, /*with_parts=*/true)) {
+    for (const std::string& line : DescribeOptimizer(one, &SplitText)) {
       lines.push_back("optimizer " + Quoted(name) + ": " + line);
     }
   }

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "frameworks/torch/state/optimizer_device.h"
-#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -96,7 +95,7 @@ std::int64_t CountStates(const Optimizer& optimizer) {
 }  // namespace
 
 std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer,
-                                           bool with_parts) {
+                                           const DescribeParameter& more) {
   std::vector<std::string> lines;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
@@ -105,8 +104,7 @@ std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimi
     lines.push_back(of_group + " with " + c10::demangle(typeid(options).name()));
     for (std::size_t i = 0; i < group.params().size(); ++i) {
       lines.push_back("parameter " + std::to_string(i) + " of " + of_group + ", " +
-                      TypeAndShape(group.params()[i]) +
-                      (with_parts ? SplitText(group.params()[i]) : ""));
+                      TypeAndShape(group.params()[i]) + (more ? more(group.params()[i]) : ""));
     }
   }
   return lines;

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,9 +12,10 @@ namespace sirtaki::detail {
 
 // Describes the optimizer by position, as LibTorch's optimizers save their state: a line a group
 // and a parameter. The type of the options tells which optimizer it is, wrapped or not.
-// `with_parts`: and which parts of split layers the parameters are, for lists that ranks compare.
+// `more`: what a parameter's line ends with, for lists that ranks compare.
+using DescribeParameter = std::function<std::string(const at::Tensor& parameter)>;
 std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer,
-                                           bool with_parts = false);
+                                           const DescribeParameter& more = nullptr);
 
 // State and options of the optimizer, by its own save(). It is left as it was; not const because
 // something is put aside meanwhile. Throws what save() throws.

@@ -14,6 +14,7 @@
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/archive_broadcast.h"
 #include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
@@ -26,7 +27,7 @@ namespace {
 std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int root_rank) {
   std::vector<std::string> lines = {"root rank " + std::to_string(root_rank),
                                     c10::demangle(typeid(optimizer).name())};
-  for (std::string& line : detail::DescribeOptimizer(optimizer, /*with_parts=*/true)) {
+  for (std::string& line : detail::DescribeOptimizer(optimizer, &detail::SplitText)) {
     lines.push_back(std::move(line));
   }
   return lines;
