@@ -49,7 +49,9 @@ begin() {
   victim[$1]=$((RANDOM % ranks[$1]))
   how[$1]=killed
   if [ $(($1 % at_once)) -eq 4 ]; then how[$1]=stopped; fi
-  losing "$1" "$survive" "${ranks[$1]}" "${how[$1]}" "${kind[$1]}" "${victim[$1]}" "$RANDOM" "$scratch/board$1" \
+  # Two of Open MPI's mpirun that begin at once must not make the same folder: one of them would fail.
+  mkdir "$scratch/run$1"
+  TMPDIR=$scratch/run$1 losing "$1" "$survive" "${ranks[$1]}" "${how[$1]}" "${kind[$1]}" "${victim[$1]}" "$RANDOM" "$scratch/board$1" \
     --sirtaki-shared-memory=required --sirtaki-ping-interval=0.2 --sirtaki-peer-timeout=12
 }
 finish() {

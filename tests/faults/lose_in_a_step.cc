@@ -4,7 +4,7 @@
 //
 //   before   when the gradients are averaged, before step()
 //   meeting  as the ranks meet at the beginning of step()            (with common)
-//   moving   as the parameters move to common memory, the first time (with common)
+//   moving   as parameters that have got other memory move to common memory (with common)
 //   halfway  when its shards are half written
 //   stepped  when its shards are written, before the ranks meet again
 //   gather   as they meet again
@@ -136,11 +136,13 @@ class Training {
 
   // Until a step throws.
   void Run(int victim) {
-    const int last = loss_.place == "moving" ? 0 : kVictimsStep;
     for (int step = 0;; ++step) {
       optimizer_.zero_grad();
       Backward(step);
-      loss_.armed = topology_.rank == victim && step == last;
+      loss_.armed = topology_.rank == victim && step == kVictimsStep;
+      if (loss_.place == "moving" && step == kVictimsStep) {
+        for (const auto& parameter : parameters_) parameter.set_data(parameter.detach().clone());
+      }
       loss_.At("before");
       const auto begin = core::Clock::now();
       try {

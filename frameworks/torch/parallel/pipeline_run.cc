@@ -292,14 +292,7 @@ PipelineRun::Tensors PipelineRun::InputsOf(const Instruction& pass, Kept* kept) 
 PipelineRun::Tensors PipelineRun::Call(int stage, const Tensors& inputs) const {
   const PipelineStage::Function& forward = stages_.at(stage).forward;
   if (!training_ || !plan_.shape().Recomputes(stage)) return forward(inputs);
-  // recompute() refuses a stage that works in place on what it keeps.
-  return recompute(
-      [&forward](const Tensors& kept) {
-        Tensors own;
-        for (const at::Tensor& input : kept) own.push_back(input.clone());
-        return forward(own);
-      },
-      inputs);
+  return recompute(forward, inputs);
 }
 
 void PipelineRun::Forward(const Instruction& pass) {

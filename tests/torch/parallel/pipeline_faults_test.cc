@@ -193,20 +193,6 @@ TEST(PipelineFaultsTest, BackwardPassesRunWithoutAutocast) {
   });
 }
 
-TEST(PipelineFaultsTest, ARecomputedStageMayWorkInPlace) {
-  RunTorchRanks(2, [](int) {
-    Pipeline pipeline(torch::nn::Sequential(torch::nn::Linear(2, 2),
-                                            torch::nn::ReLU(torch::nn::ReLUOptions(true)),
-                                            torch::nn::Linear(2, 2), torch::nn::Tanh()),
-                      torch::nn::MSELoss(), PipelineOptions().micro_batches(2).recompute({0, 1}));
-    Pipeline in_place({[] { return PipelineStage(torch::nn::Linear(2, 2)); },
-                       [] { return PipelineStage(torch::nn::ReLU(torch::nn::ReLUOptions(true))); }},
-                      torch::nn::MSELoss(), PipelineOptions().name("in place").recompute({1}));
-    pipeline.train_batch(torch::ones({2, 2}), torch::ones({2, 2}));
-    in_place.train_batch(torch::ones({2, 2}), torch::ones({2, 2}));
-  });
-}
-
 TEST(PipelineFaultsTest, AVeryLongTimeoutIsNone) {
   const Model model;
   RunTorchRanks(2, [&](int) {
