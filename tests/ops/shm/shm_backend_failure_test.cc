@@ -63,9 +63,6 @@ TEST(ShmBackendFailureTest, NothingEndsWellWithTheTensorsOfWhoHasGivenUp) {
   Backend backend(ranks.group(0), {.spin = false});
   std::vector<float> mine(1000, 1);
   Status seen;
-  std::thread reducing([&] {
-    seen = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum, {})->status();
-  });
   // Rank 1 goes step by step, and gives up in the middle.
   Blocks blocks(ranks.group(1));
   EXPECT_TRUE(blocks.Make(core::kWorldSet).ok());
@@ -75,7 +72,13 @@ TEST(ShmBackendFailureTest, NothingEndsWellWithTheTensorsOfWhoHasGivenUp) {
   Turn turn(channel);
   Steps steps = ReduceSegments(turn, {{theirs.data(), theirs.data(), 1000}}, {});
   Wait last;
-  for (steps.Resume(); !steps.done(); steps.Resume()) {
+  // Rank 0 begins when rank 1 waits for it: it must not be through before rank 1 gives up.
+  steps.Resume();
+  ASSERT_FALSE(steps.done());
+  std::thread reducing([&] {
+    seen = backend.AllReduce(kLarge, mine.data(), 1000, DType::kF32, ReduceOp::kSum, {})->status();
+  });
+  for (; !steps.done(); steps.Resume()) {
     last = steps.wait();
     EXPECT_TRUE(channel.Block(last, /*spin=*/false).ok());
     ranks.group(1).GiveUp();
