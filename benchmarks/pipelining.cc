@@ -56,7 +56,7 @@ class PipelineStep {
   torch::optim::SGD optimizer_;
 };
 
-// Layers of the model, with nothing sent.
+// An UnsentStep runs layers of the model, with nothing sent.
 class UnsentStep {
  public:
   // One of `parts` equal parts of the model.

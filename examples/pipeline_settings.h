@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "flags.h"
@@ -16,13 +18,18 @@ struct MicroBatchSettings {
 
   MicroBatchSettings& parse(int argc, char** argv) {
     using Value = const std::string&;
-    parse_flags(
-        argc, argv,
-        {{"--batch-size", [&](Value f, Value v) { batch_size = parse_count(f, v, 1); }},
-         {"--image-size", [&](Value f, Value v) { image_size = parse_count(f, v, 32); }},
-         {"--micro-batches", [&](Value f, Value v) { micro_batches = parse_count(f, v, 1); }},
-         {"--steps", [&](Value f, Value v) { steps = parse_count(f, v, 1); }}},
-        {});
+    try {
+      parse_flags(
+          argc, argv,
+          {{"--batch-size", [&](Value f, Value v) { batch_size = parse_count(f, v, 1); }},
+           {"--image-size", [&](Value f, Value v) { image_size = parse_count(f, v, 32); }},
+           {"--micro-batches", [&](Value f, Value v) { micro_batches = parse_count(f, v, 1); }},
+           {"--steps", [&](Value f, Value v) { steps = parse_count(f, v, 1); }}},
+          {});
+    } catch (const UsageError& error) {
+      std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
+      std::exit(2);
+    }
     return *this;
   }
 };

@@ -24,10 +24,10 @@ int main(int argc, char** argv) {
   for (int step = 1; step <= settings.steps; ++step) {
     optimizer.zero_grad();
     double loss = 0;
-    for (int i = 0; i < settings.micro_batches; ++i) {
-      const auto some = images.chunk(settings.micro_batches)[i];
-      const auto wanted = classes.chunk(settings.micro_batches)[i];
-      const torch::Tensor part = loss_of(layers->forward(some), wanted) / settings.micro_batches;
+    const auto some = images.chunk(settings.micro_batches);
+    const auto wanted = classes.chunk(settings.micro_batches);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const torch::Tensor part = loss_of(layers->forward(some[i]), wanted[i]) / some.size();
       part.backward();
       loss += part.item<double>();
     }

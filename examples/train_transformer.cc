@@ -101,17 +101,31 @@ double validation_loss(Gpt& gpt, const torch::Tensor& windows, const Settings& s
   return sirtaki::metric_average(sum / std::max(count, 1.0), count, "validation loss");
 }
 
-void train(const Settings& settings) {
-  const torch::Device device = examples::choose_device(settings.device);
-  const examples::CurrentDevice current(device);
-
+sirtaki::Mesh mesh_of(const Settings& settings) {
   if (sirtaki::size() % settings.tensor_parallel != 0) {
     throw examples::UsageError("--tensor-parallel takes a number that divides the " +
                                std::to_string(sirtaki::size()) + " ranks, not '" +
                                std::to_string(settings.tensor_parallel) + "'");
   }
-  const sirtaki::Mesh mesh =
-      sirtaki::mesh({{"data", -1}, {"tensor", static_cast<int>(settings.tensor_parallel)}});
+  return sirtaki::mesh({{"data", -1}, {"tensor", static_cast<int>(settings.tensor_parallel)}});
+}
+
+std::int64_t steps_of_an_epoch(const sirtaki::DistributedSampler& sampler, const Settings& settings,
+                               const sirtaki::Mesh& mesh) {
+  const std::int64_t steps = static_cast<std::int64_t>(sampler.size()) / settings.batch_size;
+  if (steps == 0) {
+    throw examples::UsageError("the text is too short for a batch of " +
+                               std::to_string(settings.batch_size) + " windows on each of " +
+                               std::to_string(mesh.size("data")) + " ranks");
+  }
+  return settings.steps > 0 ? std::min(steps, settings.steps) : steps;
+}
+
+void train(const Settings& settings) {
+  const torch::Device device = examples::choose_device(settings.device);
+  const examples::CurrentDevice current(device);
+
+  const sirtaki::Mesh mesh = mesh_of(settings);
   const sirtaki::ProcessSet alike = mesh.set("data");  // ranks that have the same parts of layers
 
   const std::string letters = transformer::Writer::text(kLetters);
@@ -123,13 +137,7 @@ void train(const Settings& settings) {
   sirtaki::DistributedSampler sampler(
       static_cast<std::size_t>(windows.size(0)),
       share_of(mesh).seed(static_cast<std::uint64_t>(settings.seed)).uneven(sirtaki::Uneven::Drop));
-  std::int64_t steps = static_cast<std::int64_t>(sampler.size()) / settings.batch_size;
-  if (steps == 0) {
-    throw examples::UsageError("the text is too short for a batch of " +
-                               std::to_string(settings.batch_size) + " windows on each of " +
-                               std::to_string(mesh.size("data")) + " ranks");
-  }
-  if (settings.steps > 0) steps = std::min(steps, settings.steps);
+  const std::int64_t steps = steps_of_an_epoch(sampler, settings, mesh);
 
   // All ranks draw the same layers, of which each keeps its part.
   sirtaki::seed_all(static_cast<std::uint64_t>(settings.seed), sirtaki::SeedMode::EqualOnAllRanks);

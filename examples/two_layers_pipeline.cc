@@ -13,7 +13,7 @@
 
 int main(int argc, char** argv) {
   sirtaki::init(argc, argv);
-  const auto settings = examples::MicroBatchSettings().parse(argc, argv);
+  const auto settings = examples::MicroBatchSettings{64, 64, 8, 100}.parse(argc, argv);
   torch::manual_seed(1);
   torch::nn::Sequential layers(torch::nn::Linear(16, 128), torch::nn::ReLU(),
                                torch::nn::Linear(128, 4));

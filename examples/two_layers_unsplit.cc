@@ -11,7 +11,7 @@
 #include "pipeline_settings.h"
 
 int main(int argc, char** argv) {
-  const auto settings = examples::MicroBatchSettings().parse(argc, argv);
+  const auto settings = examples::MicroBatchSettings{64, 64, 8, 100}.parse(argc, argv);
   torch::manual_seed(1);
   torch::nn::Sequential layers(torch::nn::Linear(16, 128), torch::nn::ReLU(),
                                torch::nn::Linear(128, 4));
@@ -22,10 +22,10 @@ int main(int argc, char** argv) {
     const torch::Tensor targets = inputs.view({-1, 4, 4}).square().mean(2);
     optimizer.zero_grad();
     double loss = 0;
-    for (int i = 0; i < settings.micro_batches; ++i) {
-      const auto some = inputs.chunk(settings.micro_batches)[i];
-      const auto wanted = targets.chunk(settings.micro_batches)[i];
-      const torch::Tensor part = loss_of(layers->forward(some), wanted) / settings.micro_batches;
+    const auto some = inputs.chunk(settings.micro_batches);
+    const auto wanted = targets.chunk(settings.micro_batches);
+    for (std::size_t i = 0; i < some.size(); ++i) {
+      const torch::Tensor part = loss_of(layers->forward(some[i]), wanted[i]) / some.size();
       part.backward();
       loss += part.item<double>();
     }

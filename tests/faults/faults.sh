@@ -73,6 +73,25 @@ lost() {
 
 is_gone() { [ "$(cat "/proc/$1/comm" 2>/dev/null)" != $program ]; }
 
+# losing_each AT_ONCE RANKS CHECK [OPTION...]: loses a rank in each of ${runs_of[@]}, the words of which are WHAT and, last,
+# VICTIM; so many at once. CHECK VICTIM looks at the output of one that is over.
+losing_each() {
+  local at_once=$1 ranks=$2 check=$3 first run
+  shift 3
+  for ((first = 0; first < ${#runs_of[@]}; first += at_once)); do
+    for run in "${runs_of[@]:first:at_once}"; do
+      # shellcheck disable=SC2086  # words
+      losing "$run" "$survive" "$ranks" $run "$@"
+    done
+    for run in "${runs_of[@]:first:at_once}"; do
+      lost "$run"
+      "$check" "${run##* }"
+      nothing_of_it_left
+    done
+  done
+  nothing_left
+}
+
 # nothing_left: no process of the run is there any more, and with them has gone the memory that they shared; nor is
 # anything of ours in /dev/shm. nothing_of_it_left: the processes alone, while other runs go on.
 nothing_of_it_left() {

@@ -19,20 +19,11 @@ for victim in 0 1 2; do
   for place in "${places[@]}"; do runs_of+=("$place $victim"); done
 done
 
-at_once=4
-for ((first = 0; first < ${#runs_of[@]}; first += at_once)); do
-  for run in "${runs_of[@]:first:at_once}"; do
-    # shellcheck disable=SC2086  # words
-    losing "$run" "$survive" 3 $run --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12
+names_its_stage() {
+  local rank
+  for rank in 0 1 2; do
+    [ $rank -eq "$1" ] || expect $rank "stage $rank on rank $rank waits (for|until) .*: .*rank $1 is lost"
   done
-  for run in "${runs_of[@]:first:at_once}"; do
-    lost "$run"
-    victim=${run##* }
-    for rank in 0 1 2; do
-      [ $rank -eq "$victim" ] || expect $rank "stage $rank on rank $rank waits (for|until) .*: .*rank $victim is lost"
-    done
-    grep -qE "^rank [0-9] after .* stage $victim on rank $victim( takes|: | over)" "$output" || fail "nobody says that it waits for stage $victim"
-    nothing_of_it_left
-  done
-done
-nothing_left
+  grep -qE "^rank [0-9] after .* stage $1 on rank $1( takes|: | over)" "$output" || fail "nobody says that it waits for stage $1"
+}
+losing_each 4 3 names_its_stage --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12

@@ -22,19 +22,10 @@ for common in common own; do
   done
 done
 
-at_once=5
-for ((first = 0; first < ${#runs_of[@]}; first += at_once)); do
-  for run in "${runs_of[@]:first:at_once}"; do
-    # shellcheck disable=SC2086  # words
-    losing "$run" "$survive" 3 $run --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12
+is_named() {
+  local rank
+  for rank in 0 1 2; do
+    [ $rank -eq "$1" ] || expect $rank "rank $1 is lost"
   done
-  for run in "${runs_of[@]:first:at_once}"; do
-    lost "$run"
-    victim=${run##* }
-    for rank in 0 1 2; do
-      [ $rank -eq "$victim" ] || expect $rank "rank $victim is lost"
-    done
-    nothing_of_it_left
-  done
-done
-nothing_left
+}
+losing_each 5 3 is_named --sirtaki-ping-interval=0.5 --sirtaki-peer-timeout=12

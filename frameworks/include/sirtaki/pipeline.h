@@ -89,7 +89,7 @@ struct SIRTAKI_API PipelineOptions {
   std::vector<ProcessSet> other_sets;  // of the mesh, along its axes except that of the stages
 };
 
-// What is known of a pipeline's schedule, and of the last batch on this rank.
+// A report says what is known of a pipeline's schedule, and of the last batch on this rank.
 struct PipelineReport {
   std::string schedule;      // as a text
   std::string picture;       // drawn with passes of equal times
@@ -130,7 +130,7 @@ struct TakesTensorLists<M, decltype(std::declval<M&>().forward(
 };
 }  // namespace detail
 
-// A stage or a layer: a module whose forward() takes a tensor and returns one, or takes a
+// A PipelineStage is a stage or a layer: a module whose forward() takes a tensor and returns one, or takes a
 // `const std::vector<at::Tensor>&` and returns such a list; or any function, with the module that has
 // its parameters.
 class PipelineStage {
@@ -197,6 +197,8 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
   double evaluate_batch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
 
   // Does what the function of the same name does for the whole model; a tied parameter counts once.
+  // Collective over all copies of the pipeline if `optimizer` is a DistributedOptimizer. Throws
+  // InvalidArgument for a norm_type that is not above 0, Unsupported for ties with Shard::Gradients.
   double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                          double norm_type = 2.0, bool error_if_nonfinite = false);
 

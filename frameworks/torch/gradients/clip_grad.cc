@@ -2,10 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -33,10 +34,9 @@ using Counts = std::function<bool(const at::Tensor& parameter)>;
 
 // Whether the parameter is split over this set (null: is whole).
 bool IsOf(const at::Tensor& parameter, const detail::TensorSplit* split) {
-  const detail::TensorSplitPtr own = detail::SplitOf(parameter);
-  const bool is_whole = own == nullptr || own->split.ranks == 1;
-  if (split == nullptr) return is_whole;
-  return !is_whole && own->set.members.set == split->set.members.set;
+  const detail::TensorSplitPtr own = detail::SplitOverRanks(parameter);
+  if (own == nullptr || split == nullptr) return own.get() == split;
+  return own->set.members.set == split->set.members.set;
 }
 
 std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
@@ -82,13 +82,8 @@ at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
 // Adds the norm of the split parameters' parts on all ranks of the set to that of whole parameters. The
 // latter is that of the set's first rank, whose last bits the others need as well.
 double JoinParts(double whole, double part, double norm_type, const detail::SessionSet& set) {
-  const detail::SessionScope scope(set.session);
-  const at::Tensor own = at::empty({1, 2}, at::kDouble);
-  own.mutable_data_ptr<double>()[0] = whole;
-  own.mutable_data_ptr<double>()[1] = part;
-  const at::Tensor all = allgather(
-      own,
-      AllgatherOptions().name("sirtaki/clip_grad_norm_ of parts").process_set(set.process_set));
+  const at::Tensor own = at::tensor({whole, part}, at::kDouble).unsqueeze(0);
+  const at::Tensor all = detail::AllGatherBlocking(own, "sirtaki/clip_grad_norm_ of parts", set);
   const at::Tensor norms = at::cat({all.select(0, 0).narrow(0, 0, 1), all.select(1, 1)});
   return at::linalg_vector_norm(norms, norm_type).item<double>();
 }

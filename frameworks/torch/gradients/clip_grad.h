@@ -8,7 +8,7 @@
 
 namespace sirtaki::detail {
 
-// The other parts of the model. Empty: there are none.
+// ClipWithOthers tells of the other parts of the model. Empty: there are none.
 struct ClipWithOthers {
   // Whether this part counts the gradient of the parameter, which another part may count. Without
   // effect on gradients that are kept in shards.

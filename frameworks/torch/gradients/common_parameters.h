@@ -26,7 +26,7 @@ struct CommonPlace {
   const void* seen = nullptr;  // where the parameter lay when the ranks last met
 };
 
-// One parameter as CommonParameters takes it.
+// A candidate is a parameter as CommonParameters takes it.
 struct CommonCandidate {
   at::Tensor parameter;
   CommonPlace* place = nullptr;

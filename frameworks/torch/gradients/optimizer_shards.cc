@@ -20,6 +20,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "frameworks/torch/state/named_parameters.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -103,13 +104,8 @@ const OptimizerShards::Shards* OptimizerShards::FindCut(const at::Tensor& parame
 }
 
 OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) {
-  const Shards* const cut = FindCut(parameter);
-  if (cut == nullptr) {
-    CheckParameter(parameter, {}, {});
-  } else {
-    CheckParameter(parameter, cut->cuts, cut->strides);
-  }
   Shards& shards = shards_[parameter.unsafeGetTensorImpl()];
+  CheckParameter(parameter, shards.cuts, shards.strides);
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
     shards.number = ++cut_;
@@ -303,13 +299,9 @@ void OptimizerShards::Share(const Optimizer& optimizer) {
   if (!common_.on()) return;
   const at::NoGradGuard no_grad;
   std::vector<Shards*> all;
-  std::unordered_set<const void*> seen;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      all.push_back(&shards_[parameter.unsafeGetTensorImpl()]);
-      all.back()->parameter = parameter;
-    }
+  for (const auto& [name, parameter] : NamesByPosition(optimizer)) {
+    all.push_back(&shards_[parameter.unsafeGetTensorImpl()]);
+    all.back()->parameter = parameter;
   }
   common_.Meet(CandidatesOf(all), /*error=*/{}, /*in_step=*/false);
   for (Shards* const shards : all) {

@@ -22,7 +22,6 @@
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/schedule_text.h"
-#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/pipeline.h"
 
 namespace sirtaki {
@@ -37,7 +36,7 @@ using parallel::Tie;
   ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, why));
 }
 
-// A tied parameter as this rank has it.
+// TiedHere is a tied parameter as this rank has it.
 struct TiedHere {
   std::vector<at::Tensor> parameters;  // each once
   bool counts = false;  // this rank has the first stage of the tie, which clipping counts
@@ -106,41 +105,19 @@ class PipelineCore::Impl {
 
   double Clip(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
               bool error_if_nonfinite) {
-    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
-      RefuseUse(
-          "LBFGS cannot train a pipeline: its step looks at all parameters at once, which no rank "
-          "has; use an optimizer that works element by element");
-    }
-    if (!(norm_type > 0)) {
-      RefuseUse("clip_grad_norm_: norm_type is " + std::to_string(norm_type) +
-                "; in a pipeline it has to be above 0");
-    }
     const SessionScope scope(plan_.row().set.session);
-    GradientReducer* const reducer = ReducerOf(optimizer);
-    if (reducer != nullptr && !ties_.empty() && reducer->gradient_shards().has_value()) {
-      ThrowStatus(core::Status(core::StatusCode::kUnsupported,
-                               "clip_grad_norm_: gradients of tied parameters cannot be counted "
-                               "once with Shard::Gradients; use Shard::OptimizerState"));
-    }
-    ClipWithOthers others;
-    if (!ties_.empty()) {
-      others.counts = [this](const at::Tensor& parameter) {
-        return std::none_of(ties_.begin(), ties_.end(), [&](const TiedHere& tie) {
-          const auto found =
-              std::find_if(tie.parameters.begin(), tie.parameters.end(),
-                           [&](const at::Tensor& tied) { return tied.is_same(parameter); });
-          if (found == tie.parameters.end()) return false;
-          return !tie.counts || found != tie.parameters.begin();
-        });
-      };
-    }
     bool told = plan_.is_alone();
-    others.combine = [&](double norm) {
-      if (plan_.is_alone()) return norm;
-      told = true;
-      return at::linalg_vector_norm(ShareNorm(norm, ""), norm_type).item<double>();
-    };
     try {
+      CheckClip(optimizer, norm_type);
+      ClipWithOthers others;
+      if (!ties_.empty()) {
+        others.counts = [this](const at::Tensor& parameter) { return CountsIt(parameter); };
+      }
+      others.combine = [&](double norm) {
+        if (plan_.is_alone()) return norm;
+        told = true;
+        return at::linalg_vector_norm(ShareNorm(norm, ""), norm_type).item<double>();
+      };
       return ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, others);
     } catch (...) {
       // The others wait for this rank's norm.
@@ -151,11 +128,38 @@ class PipelineCore::Impl {
 
   const PipelineOptions& options() const { return options_; }
   const std::vector<int>& stages() const { return stages_; }
-  const NamedTensors& parameters() const { return parameters_; }
   const PipelinePlan& plan() const { return plan_; }
   const PipelineRun& run() const { return run_; }
 
  private:
+  void CheckClip(torch::optim::Optimizer& optimizer, double norm_type) const {
+    if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
+      RefuseUse(
+          "LBFGS cannot train a pipeline: its step looks at all parameters at once, which no rank "
+          "has; use an optimizer that works element by element");
+    }
+    if (!(norm_type > 0)) {
+      RefuseUse("clip_grad_norm_: norm_type is " + std::to_string(norm_type) +
+                "; in a pipeline it has to be above 0");
+    }
+    GradientReducer* const reducer = ReducerOf(optimizer);
+    if (reducer != nullptr && !ties_.empty() && reducer->gradient_shards().has_value()) {
+      ThrowStatus(core::Status(core::StatusCode::kUnsupported,
+                               "clip_grad_norm_: gradients of tied parameters cannot be counted "
+                               "once with Shard::Gradients; use Shard::OptimizerState"));
+    }
+  }
+  // Whether clipping counts the gradient of the parameter here. A tied one counts once.
+  bool CountsIt(const at::Tensor& parameter) const {
+    return std::none_of(ties_.begin(), ties_.end(), [&](const TiedHere& tie) {
+      const auto found =
+          std::find_if(tie.parameters.begin(), tie.parameters.end(),
+                       [&](const at::Tensor& tied) { return tied.is_same(parameter); });
+      if (found == tie.parameters.end()) return false;
+      return !tie.counts || found != tie.parameters.begin();
+    });
+  }
+
   std::vector<Stage> MakeStages(const std::function<Stage(int stage)>& make) {
     std::vector<Stage> made;
     std::string error;
@@ -415,7 +419,11 @@ class PipelineCore::Impl {
                                    StageText(plan_, own_stage) + " waits for " + what + " from " +
                                        StageText(plan_, stage));
       }
-      sum = sum.defined() ? sum.add_(part) : part.clone();
+      if (sum.defined()) {
+        sum.add_(part);
+      } else {
+        sum = part.is_same(own) ? own.clone() : part;  // its own is on its way
+      }
     }
     for (std::size_t i = 0; i < here.parameters.size(); ++i) {
       at::Tensor& parameter = here.parameters[i];
@@ -437,12 +445,6 @@ class PipelineCore::Impl {
 PipelineCore::PipelineCore(const PipelineOptions& options, std::vector<int> begins,
                            const std::function<Stage(int stage)>& make,
                            PipelineLoss::Function loss) {
-  if (IsDeferred()) {
-    ThrowStatus(
-        core::Status(core::StatusCode::kUnsupported,
-                     "a Pipeline cannot be made before elastic::run(): its stages would have "
-                     "to move when ranks come and go"));
-  }
   impl_ = std::make_unique<Impl>(options, std::move(begins), make, std::move(loss));
 }
 
@@ -462,9 +464,7 @@ double PipelineCore::ClipGradNorm(torch::optim::Optimizer& optimizer, double max
   return impl_->Clip(optimizer, max_norm, norm_type, error_if_nonfinite);
 }
 
-const PipelineOptions& PipelineCore::options() const { return impl_->options(); }
 const std::vector<int>& PipelineCore::stages() const { return impl_->stages(); }
-const NamedTensors& PipelineCore::parameters() const { return impl_->parameters(); }
 bool PipelineCore::is_first() const { return impl_->stages().front() == 0; }
 bool PipelineCore::is_last() const {
   return impl_->stages().back() == impl_->plan().shape().stages - 1;

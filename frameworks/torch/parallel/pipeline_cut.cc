@@ -11,6 +11,7 @@
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/partition.h"
+#include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/pipeline.h"
 
 namespace sirtaki {
@@ -57,6 +58,12 @@ std::vector<std::string> CutHere(const PipelineOptions& options, const std::stri
 
 std::vector<int> PipelineCore::Cut(const PipelineOptions& options, int layers,
                                    const std::function<std::vector<double>()>& weigh) {
+  if (IsDeferred()) {
+    ThrowStatus(
+        core::Status(core::StatusCode::kUnsupported,
+                     "a Pipeline cannot be made before elastic::run(): its stages would have "
+                     "to move when ranks come and go"));
+  }
   const PipelineRow row(options);
   // Names of calls have that of the pipeline, and there are others without a partition.
   AgreeOnList("a pipeline",

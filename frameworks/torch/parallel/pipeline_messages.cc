@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "core/base/log.h"
@@ -150,15 +149,6 @@ void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors)
                                   "smaller), and make shapes depend on nothing else"));
 }
 
-std::vector<std::size_t> PipelineMessages::WithGradient(const Edge& edge) const {
-  std::vector<std::size_t> places;
-  const PipelineTensors& tensors = known_.tensors.at(edge);
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].requires_grad) places.push_back(i);
-  }
-  return places;
-}
-
 PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation,
                                                          const std::string& label) {
   const auto& session = plan_.row().set.session;
@@ -207,7 +197,6 @@ void PipelineMessages::TakeHeader(const Instruction& receive) {
   Await(*header->second.message, header->second.what);
   known_.tensors.emplace(edge, Decoded(header->second.memory));
   headers_.erase(header);
-  StartLate(edge);
 }
 
 PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
@@ -264,7 +253,7 @@ void PipelineMessages::Forget() {
   sent_.clear();
 }
 
-std::vector<at::Tensor> PipelineMessages::Await(PendingTensor& message, const std::string& what) {
+void PipelineMessages::Await(PendingTensor& message, const std::string& what) {
   session::Session& session = plan_.row().set.session->session();
   const core::TimePoint begin = core::Clock::now();
   const core::TimePoint deadline = DeadlineAfter(timeout_);  // which may be a very long one
@@ -286,7 +275,7 @@ std::vector<at::Tensor> PipelineMessages::Await(PendingTensor& message, const st
     patience *= 2;
   }
   try {
-    return message.Results();
+    message.Results();
   } catch (const Error& error) {
     throw Error(error.code(), what + ": " + error.what(), error.origin());
   }

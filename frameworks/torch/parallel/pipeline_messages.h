@@ -19,7 +19,7 @@
 
 namespace sirtaki::detail {
 
-// A tensor of an edge, except its values.
+// A PipelineTensor is a tensor of an edge, except its values.
 struct PipelineTensor {
   at::ScalarType type = at::kFloat;
   bool on_gpu = false;
@@ -27,7 +27,7 @@ struct PipelineTensor {
   std::vector<std::int64_t> sizes;
 
   static PipelineTensor Of(const at::Tensor& tensor);
-  std::string Text() const;  // "float32 [3, 4], with a gradient"
+  std::string Text() const;  // "float32 [3, 4] with a gradient"
   bool operator==(const PipelineTensor&) const = default;
 };
 using PipelineTensors = std::vector<PipelineTensor>;
@@ -48,8 +48,6 @@ class PipelineMessages {
   void CheckHandedOver(const parallel::Edge& edge, const Tensors& tensors);
   // Precondition of these two: the edge is known.
   const PipelineTensors& Known(const parallel::Edge& edge) const { return known_.tensors.at(edge); }
-  // The places of the tensors of an edge that send a gradient back.
-  std::vector<std::size_t> WithGradient(const parallel::Edge& edge) const;
 
   void Post(const parallel::Instruction& receive);
   Tensors Take(const parallel::Instruction& receive);  // waits; precondition: it was posted
@@ -77,7 +75,7 @@ class PipelineMessages {
   void Start(const parallel::Instruction& receive, Posted* posted);
   void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
   void TakeHeader(const parallel::Instruction& receive);
-  std::vector<at::Tensor> Await(PendingTensor& message, const std::string& what);
+  void Await(PendingTensor& message, const std::string& what);
   Message StartMessage(const P2POp& operation, const std::string& label);
 
   const PipelinePlan& plan_;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdint>
-#include <limits>
 #include <set>
 #include <sstream>
 
@@ -188,11 +187,6 @@ void PipelinePlan::TakeTags(const PipelineOptions& options) {
 
 const std::vector<parallel::Instruction>& PipelinePlan::Instructions(bool training) const {
   return (training ? training_ : evaluation_).ranks[At(row_.place)];
-}
-
-int PipelinePlan::StageOf(const std::string& parameter) const {
-  const auto after = std::upper_bound(begins_.begin(), begins_.end(), LayerIn(parameter));
-  return static_cast<int>(after - begins_.begin()) - 1;
 }
 
 int PipelinePlan::TagOf(const parallel::Instruction& message) const {

@@ -14,7 +14,7 @@
 
 namespace sirtaki::detail {
 
-// The ranks that have the stages of a pipeline, in the order of its places.
+// A row is the ranks that have the stages of a pipeline, in the order of its places.
 struct PipelineRow {
   explicit PipelineRow(const PipelineOptions& options);
 
@@ -42,8 +42,6 @@ class PipelinePlan {
 
   bool is_alone() const { return row_.ranks.size() == 1; }
   int RankOf(int stage) const { return row_.ranks[parallel::At(shape().RankOf(stage))]; }
-  // The stage that has the layer with whose number the name of a parameter begins; -1: none.
-  int StageOf(const std::string& parameter) const;
 
   // Tags of messages: no other message between the same two ranks has the same one.
   int TagOf(const parallel::Instruction& message) const;

@@ -1,10 +1,10 @@
 #include "frameworks/torch/parallel/pipeline_run.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -12,9 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <array>
-#include <cstddef>
-#include <limits>
 #include <set>
 
 #include "core/base/text.h"
@@ -30,8 +27,8 @@ using parallel::InstructionKind;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// Stands in the graph for a tensor that another stage has made, and takes its gradient. The tensor is no
-// leaf, so that a stage may change it in place as the unsplit model may.
+// A PipelineInput stands in the graph for a tensor that another stage has made, and takes its gradient.
+// The tensor is no leaf, so that a stage that is not recomputed may change it in place.
 class PipelineInput : public Node {
  public:
   PipelineInput(std::shared_ptr<std::vector<at::Tensor>> gradients, std::size_t place)
@@ -93,30 +90,7 @@ std::vector<at::Device> DevicesOf(const PipelinePlan& plan,
   return devices;
 }
 
-// Backward passes run without autocast wherever the program has it: autograd takes the thread's
-// state, and would compute in half what a stage has computed in float32.
-class NoAutocast {
- public:
-  NoAutocast() {
-    for (std::size_t i = 0; i < kDevices.size(); ++i) {
-      before_[i] = at::autocast::is_autocast_enabled(kDevices[i]);
-      at::autocast::set_autocast_enabled(kDevices[i], false);
-    }
-  }
-  ~NoAutocast() {
-    for (std::size_t i = 0; i < kDevices.size(); ++i) {
-      at::autocast::set_autocast_enabled(kDevices[i], before_[i]);
-    }
-  }
-  NoAutocast(const NoAutocast&) = delete;
-  NoAutocast& operator=(const NoAutocast&) = delete;
-
- private:
-  static constexpr std::array kDevices = {at::kCPU, at::kCUDA};
-  std::array<bool, kDevices.size()> before_{};
-};
-
-// The memory of a tensor; null: it has none of its own, as a sparse one.
+// Gives the memory of a tensor; null: it has none of its own, as a sparse one.
 const void* MemoryOf(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
@@ -171,7 +145,7 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
   reduce_tied_ = &reduce_tied;
   wants_outputs_ = outputs != nullptr;
   outputs_.clear();
-  most_kept_ = training ? 0 : most_kept_;
+  if (training) most_kept_ = 0;
   const at::AutoGradMode with_graph(training);
   if (stages_.count(0) != 0) CutBatch(inputs, "inputs", &inputs_);
   if (stages_.count(plan_.shape().stages - 1) != 0) CutBatch(targets, "targets", &targets_);
@@ -387,7 +361,9 @@ void PipelineRun::Backward(const Instruction& pass) {
   kept->roots.clear();
   arrived.clear();
   if (!roots.empty()) {
-    const NoAutocast no_autocast;
+    // Autograd takes the thread's state: autocast would compute in half what a stage has computed in
+    // float32.
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
                                                           /*create_graph=*/false,
                                                           /*accumulate_grad=*/true);

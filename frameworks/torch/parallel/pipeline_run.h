@@ -63,7 +63,7 @@ class PipelineRun {
   const PipelineLoss::Function loss_;
   PipelineMessages messages_;
 
-  // Of a batch.
+  // The batch that is under way has these.
   bool training_ = true;
   std::vector<Tensors> inputs_;  // by micro-batch
   std::vector<Tensors> targets_;

@@ -85,7 +85,6 @@ ParallelLayer ParallelLayer::Anew() const {
 
 int ParallelLayer::ranks() const { return calls_->ranks(); }
 int ParallelLayer::index() const { return calls_->index(); }
-std::int64_t ParallelLayer::part_size() const { return calls_->part_size(); }
 
 at::Tensor ParallelLayer::Part(const at::Tensor& whole, std::int64_t dim) const {
   return TakePart(whole.detach(), *calls_->along[dim], index());
@@ -158,9 +157,8 @@ at::Tensor ParallelLayer::CrossEntropy(const at::Tensor& logits, const at::Tenso
 }
 
 std::optional<ProcessSet> SplitSetOf(const at::Tensor& parameter) {
-  const TensorSplitPtr split = SplitOf(parameter);
-  if (!split || split->split.ranks == 1) return std::nullopt;
-  return split->set.process_set;
+  const TensorSplitPtr split = SplitOverRanks(parameter);
+  return split ? std::optional(split->set.process_set) : std::nullopt;
 }
 
 std::vector<std::int64_t> WholeShapeOf(const at::Tensor& parameter) {
@@ -363,9 +361,7 @@ void load_whole_state(torch::nn::Module& module,
   for (const auto& item : module.named_buffers()) own.insert(item.key(), item.value());
   for (const auto& item : own) {
     const at::Tensor* const given = state.find(item.key());
-    const detail::TensorSplitPtr split = detail::SplitOf(item.value());
-    const auto sizes =
-        split ? detail::WholeSizes(item.value(), *split) : item.value().sizes().vec();
+    const auto sizes = detail::WholeShapeOf(item.value());
     if (given == nullptr) {
       RefuseLayer("load_whole_state: " + core::Quoted(item.key()) + " is not in the state");
     }

@@ -15,7 +15,7 @@
 
 namespace sirtaki::detail {
 
-// One split layer. Its splits are kept here: marks of parameters end with the layer.
+// ParallelCalls keeps what a split layer has, its splits as well: marks of parameters end with the layer.
 struct ParallelCalls {
   std::string kind;
   std::string name;
@@ -30,7 +30,7 @@ struct ParallelCalls {
 };
 using ParallelCallsPtr = std::shared_ptr<const ParallelCalls>;
 
-// A tensor, or why this rank could not make it, which the other ranks are told. Exceptions of Python
+// A Made is a tensor, or why this rank could not make it, which the other ranks are told. Exceptions of Python
 // pass through Make: activation checkpointing ends a recomputation by one, on all ranks.
 struct Made {
   at::Tensor tensor;

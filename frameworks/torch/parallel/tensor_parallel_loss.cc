@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The targets, as this rank's part of the classes sees them.
+// OwnTargets are the targets as this rank's part of the classes sees them.
 struct OwnTargets {
   at::Tensor columns;  // [rows]; 0 where the target is elsewhere
   at::Tensor absent;   // bool [rows]; the target is elsewhere, or is ignored

@@ -76,9 +76,14 @@ TensorSplitPtr SplitOf(const at::Tensor& tensor) {
   return tensor.defined() ? Marks().Find(tensor) : nullptr;
 }
 
+TensorSplitPtr SplitOverRanks(const at::Tensor& tensor) {
+  TensorSplitPtr split = SplitOf(tensor);
+  return split && split->split.ranks > 1 ? split : nullptr;
+}
+
 std::string SplitText(const at::Tensor& tensor) {
-  const TensorSplitPtr split = SplitOf(tensor);
-  if (!split || split->split.ranks == 1) return {};
+  const TensorSplitPtr split = SplitOverRanks(tensor);
+  if (!split) return {};
   return ", part " + std::to_string(split->index()) + " of " + std::to_string(split->split.ranks) +
          " along dimension " + std::to_string(split->dim);
 }
@@ -119,8 +124,8 @@ std::vector<TensorSplitPtr> SplitSetsOf(const torch::optim::Optimizer& optimizer
   std::vector<TensorSplitPtr> sets;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      TensorSplitPtr split = SplitOf(parameter);
-      if (!split || split->split.ranks == 1) continue;
+      TensorSplitPtr split = SplitOverRanks(parameter);
+      if (!split) continue;
       const auto is_same = [&split](const TensorSplitPtr& known) {
         return known->set.members.set == split->set.members.set;
       };

@@ -17,7 +17,7 @@ class Optimizer;
 
 namespace sirtaki::detail {
 
-// How a tensor is divided among the ranks of a set, by their order there.
+// A TensorSplit says how a tensor is divided among the ranks of a set, by their order there.
 struct TensorSplit {
   SessionSet set;
   std::string key;  // what the set's calls for this layer begin with
@@ -31,10 +31,12 @@ using TensorSplitPtr = std::shared_ptr<const TensorSplit>;
 // A mark stays on the tensor, whatever memory, type and device it is given, as long as the split is
 // kept by somebody else; copies have none. Thread-safe.
 void MarkSplit(const at::Tensor& parameter, const TensorSplitPtr& split);
-// Null: the tensor is whole.
+// Null: the tensor is whole, and not of a split layer.
 TensorSplitPtr SplitOf(const at::Tensor& tensor);
+// The same, but null also where the split is over one rank, which has the whole.
+TensorSplitPtr SplitOverRanks(const at::Tensor& tensor);
 
-// ", part 1 of 4" for lists that ranks compare; empty: the tensor is whole.
+// ", part 1 of 4 along dimension 0" for lists that ranks compare; empty: the tensor is whole.
 std::string SplitText(const at::Tensor& tensor);
 
 // The part of the whole that the rank with this index has, in new memory.

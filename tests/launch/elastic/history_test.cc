@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -43,6 +44,11 @@ TEST_F(HistoryTest, IsBesideATimelineOfOneFileAndNowhereIfItIsSwitchedOff) {
   History history(options, {});
   history.NoteOver(1, "worker 0 is lost", core::TimePoint());
   EXPECT_TRUE(Has("one/generations.jsonl"));
+  const auto files = fs::recursive_directory_iterator(folder_);
+  EXPECT_EQ(std::count_if(begin(files), end(files),
+                          [](const auto& file) { return file.is_regular_file(); }),
+            1)
+      << "there is no other";
 }
 
 }  // namespace

@@ -60,7 +60,9 @@ TEST(PipelineMpiTest, EachScheduleTrainsAsOneProcess) {
 // A stage that draws from the process's generator, as most do.
 struct DropsImpl : torch::nn::Module {
   torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 6));
+  int runs = 0;
   torch::Tensor forward(const torch::Tensor& input) {
+    ++runs;
     return torch::tanh(torch::dropout(linear->forward(input), 0.5, is_training()));
   }
 };
@@ -70,16 +72,19 @@ TEST(PipelineMpiTest, RecomputedStagesFindTheirRandomNumbersAgain) {
   std::vector<torch::Tensor> gradients[2];
   for (const int recomputes : {0, 1}) {
     torch::manual_seed(7);
-    std::vector<PipelineFactory> factories(static_cast<std::size_t>(size()), [] {
-      return PipelineStage(std::make_shared<DropsImpl>());
+    std::shared_ptr<DropsImpl> stage;
+    std::vector<PipelineFactory> factories(static_cast<std::size_t>(size()), [&stage] {
+      stage = std::make_shared<DropsImpl>();
+      return PipelineStage(stage);
     });
     std::vector<int> recomputed;
-    for (int stage = 0; recomputes == 1 && stage < size(); ++stage) recomputed.push_back(stage);
+    for (int i = 0; recomputes == 1 && i < size(); ++i) recomputed.push_back(i);
     Pipeline pipeline(factories, torch::nn::MSELoss(),
                       PipelineOptions().micro_batches(4).recompute(recomputed));
     torch::manual_seed(static_cast<std::uint64_t>(rank()));
     const auto batch = torch::ones({8, 6});
     pipeline.train_batch(batch, batch);
+    EXPECT_EQ(stage->runs, recomputes == 1 ? 8 : 4);
     for (const auto& parameter : pipeline.parameters()) {
       gradients[recomputes].push_back(parameter.grad());
     }

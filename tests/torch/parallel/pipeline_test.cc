@@ -130,10 +130,10 @@ TEST(PipelineTest, SkipsAndTiesGiveTheGradientsOfOneProcess) {
 
 TEST(PipelineTest, AScheduleOfOnesOwnRuns) {
   Model model;
-  model.micro_batches = 2;
+  model.micro_batches = 3;  // so that the order of backward passes is seen in the last bits
   ExpectEqualTraining(model, 2,
-                      model.Options().schedule("rank 0: F0.1 F0.0 B0.0 B0.1\n"
-                                               "rank 1: F1.1 F1.0 B1.0 B1.1\n"));
+                      model.Options().schedule("rank 0: F0.1 F0.2 F0.0 B0.0 B0.1 B0.2\n"
+                                               "rank 1: F1.1 F1.2 F1.0 B1.0 B1.1 B1.2\n"));
 }
 
 // ---- what is refused ----

@@ -19,7 +19,7 @@ namespace detail {
 
 struct ParallelCalls;
 
-// One split layer: what its ranks have agreed on, and its calls. A cheap, copyable reference.
+// A ParallelLayer is what the ranks of a split layer have agreed on, and its calls. A cheap, copyable reference.
 class SIRTAKI_API ParallelLayer {
  public:
   struct Size {
@@ -40,7 +40,6 @@ class SIRTAKI_API ParallelLayer {
 
   int ranks() const;
   int index() const;  // of this rank among them
-  std::int64_t part_size() const;
   // The part of a whole tensor that this rank has, in new memory.
   at::Tensor Part(const at::Tensor& whole, std::int64_t dim) const;
   // Says that the parameter is such a part. Dimension 0 or 1.

@@ -20,8 +20,8 @@ struct PipelineReport;
 
 namespace detail {
 
-// A pipeline whose stages are functions with named parameters; it knows no modules, and whoever has
-// them makes one. One thread uses it. Functions are called on that thread, in backward() for a GPU
+// A PipelineCore is a pipeline whose stages are functions with named parameters; it knows no modules,
+// and whoever has them makes one. One thread uses it. Functions are called on that thread, in backward() for a GPU
 // also on autograd's.
 class SIRTAKI_API PipelineCore {
  public:
@@ -55,9 +55,7 @@ class SIRTAKI_API PipelineCore {
   double ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
                       bool error_if_nonfinite);
 
-  const PipelineOptions& options() const;
   const std::vector<int>& stages() const;  // of this rank, ascending
-  const NamedTensors& parameters() const;  // of all its stages
   bool is_first() const;                   // this rank has the first stage
   bool is_last() const;
   DistributedOptimizerOptions optimizer_options() const;

@@ -18,12 +18,14 @@ from .handlers import (LRSchedulerStateHandler, ModelStateHandler, OptimizerStat
 from .handlers import get_handler_registry, set_handler_registry  # noqa: F401  (where Horovod has them)
 
 
+def _gpus_of(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+    return {tensor.device for tensor in tensors if tensor.is_cuda} if torch.cuda.is_available() else set()
+
+
 def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
     """Waits until the GPUs have made what was launched for these tensors. What a collective has left there that was broken off is
     known then, and is the job's error."""
-    if not torch.cuda.is_available():
-        return
-    devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+    devices = _gpus_of(tensors)
     for device in devices:
         torch.cuda.synchronize(device)
     if devices and _C.is_initialized() and not _C.is_deferred():  # before run() an elastic job has no collectives
@@ -31,13 +33,12 @@ def await_gpus(tensors: Iterable[torch.Tensor]) -> None:
 
 
 class _RandomState:
-    """The state of torch's own generators, of the CPU and of the GPUs that the tensors lie on, where a training was at `place`."""
+    """A random state is that of torch's own generators, of the CPU and of the GPUs that the tensors lie on, where a training was at `place`."""
 
     def __init__(self, place: int, tensors: Iterable[torch.Tensor]):
         self.place = place
         self._cpu = torch.get_rng_state()
-        devices = {tensor.device for tensor in tensors if tensor.is_cuda} if torch.cuda.is_available() else set()
-        self._gpus = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self._gpus = {device: torch.cuda.get_rng_state(device) for device in _gpus_of(tensors)}
 
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
