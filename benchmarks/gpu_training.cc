@@ -1,7 +1,8 @@
 // Steps of ResNet-50 on a GPU, wrapped by us beside the bare ones, in float32 and under bfloat16
 // autocast, in turn in one process:
 //
-//   mpirun -np N gpu_training [--batch N] [--side N] [--steps N] [--rounds N]
+//   mpirun -np N gpu_training [--works float32,bfloat16,host] [--batch N] [--side N] [--steps N]
+//                             [--rounds N]
 //   gpu_training --look yes      ends with code 77 and the reason if there is no GPU
 //
 // A step is timed by the GPU's own events. What our hooks cost the host is seen in steps so small
@@ -159,8 +160,16 @@ int Main(int argc, char** argv) {
     const std::string where = own.shared ? ", GPU shared" : "";
     const torch::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(own.number));
     const examples::CurrentDevice current(device);
-    for (const bool bfloat16 : {false, true}) MeasureSteps(work, device, bfloat16, where);
-    if (size() > 1) MeasureHost(work, device, where);
+    for (const std::string& what : ListFlag(argc, argv, "works", "float32,bfloat16,host")) {
+      if (what == "float32" || what == "bfloat16") {
+        MeasureSteps(work, device, what == "bfloat16", where);
+      } else if (what != "host") {
+        throw std::runtime_error("unknown work " + what +
+                                 "; the works are float32, bfloat16 and host");
+      } else if (size() > 1) {
+        MeasureHost(work, device, where);
+      }
+    }
   }
   shutdown();
   MPI_Finalize();

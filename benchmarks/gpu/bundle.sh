@@ -26,7 +26,7 @@ while read -r program target; do
 done < <(python3 -B benchmarks/gpu/hour.py --targets)
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSIRTAKI_WERROR=ON -DSIRTAKI_MPI=ON -DMPI_HOME="$mpi" \
   -DSIRTAKI_TORCH=ON -DSIRTAKI_CUDA=ON -DSIRTAKI_GPU_ARCHITECTURES="${SIRTAKI_GPU_ARCHITECTURES:-90}" \
-  -DSIRTAKI_LAUNCH=OFF -DSIRTAKI_PYTHON=OFF >"$build/configured.log"
+  -DSIRTAKI_PCH=OFF -DSIRTAKI_UNITY=ON -DSIRTAKI_LAUNCH=OFF -DSIRTAKI_PYTHON=OFF >"$build/configured.log"
 cmake --build "$build" -j "${SIRTAKI_JOBS:-$(nproc)}" --target "${targets[@]}"
 
 rm -rf "$out"

@@ -1,12 +1,17 @@
 // RANKS: 1 2
 // The public collectives on real GPUs, of which there may be fewer than ranks. Skips with a reason
 // where there is none.
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,6 +177,56 @@ TEST_F(GpuCollectivesTest, TheHostHereAndAGpuThereIsAMismatch) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("on a GPU on rank 0"));
   }
+}
+
+// CUDA's functions for graphs, of the library that LibTorch has loaded.
+template <class... Arguments>
+int CallCuda(const char* function, Arguments... arguments) {
+  using Function = int (*)(Arguments...);
+  const auto call = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, function));
+  if (call == nullptr) throw std::runtime_error(dlerror());
+  return call(arguments...);
+}
+
+TEST_F(GpuCollectivesTest, ACaptureIsRefusedAndAGraphWithoutCollectivesRunsBetweenThem) {
+  constexpr int kThreadLocal = 1;  // cudaStreamCaptureModeThreadLocal
+  const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+  const c10::StreamGuard other(guard.getStreamFromGlobalPool(device()));
+  void* const stream = guard.getStreamNativeHandle(other.current_stream());
+  torch::Tensor values = torch::ones({1000}, On());
+  allreduce_(values, SumOf("before"));
+  guard.synchronizeStream(other.current_stream());
+
+  // One rank captures, and all are refused.
+  void* refused = nullptr;
+  if (rank() == 0) {
+    ASSERT_EQ(CallCuda("cudaStreamBeginCapture", stream, kThreadLocal), 0);
+  }
+  try {
+    allreduce_(values, SumOf("captured"));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("CUDA graph"));
+  }
+  if (rank() == 0) {
+    ASSERT_EQ(CallCuda("cudaStreamEndCapture", stream, &refused), 0);
+    ASSERT_EQ(CallCuda("cudaGraphDestroy", refused), 0);
+  }
+
+  // A step of a graph, and what it has computed is reduced behind it.
+  void* graph = nullptr;
+  void* ready = nullptr;
+  ASSERT_EQ(CallCuda("cudaStreamBeginCapture", stream, kThreadLocal), 0);
+  values.mul_(3);
+  ASSERT_EQ(CallCuda("cudaStreamEndCapture", stream, &graph), 0);
+  ASSERT_EQ(CallCuda("cudaGraphInstantiateWithFlags", &ready, graph, 0ULL), 0);
+  for (int step = 0; step < 3; ++step) {
+    ASSERT_EQ(CallCuda("cudaGraphLaunch", ready, stream), 0);
+    allreduce_(values, SumOf("after"));
+  }
+  EXPECT_TRUE(values.equal(torch::full({1000}, 27 * std::pow(size(), 4), On())));
+  ASSERT_EQ(CallCuda("cudaGraphExecDestroy", ready), 0);
+  ASSERT_EQ(CallCuda("cudaGraphDestroy", graph), 0);
 }
 
 }  // namespace

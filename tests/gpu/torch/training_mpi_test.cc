@@ -95,6 +95,32 @@ TEST_F(GpuTrainingTest, PassesAddUp) {
   EXPECT_LT(Distance(ours, TrainAlone(Momentum, kSteps, size())), 1e-9);
 }
 
+// Adam's steps with shards are those without, in the types that NCCL scatters and in others.
+TEST_F(GpuTrainingTest, ShardsLearnWhatWholeOptimizersLearn) {
+  for (const auto type : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+    const auto train = [type](Shard shard) {
+      SmallNet net;
+      net.to(device(), type);
+      auto optimizer = DistributedOptimizer<torch::optim::Adam>(
+          torch::optim::Adam(net.parameters(), torch::optim::AdamOptions(0.01)),
+          net.named_parameters(), Options().shard(shard));
+      for (int step = 0; step < kSteps; ++step) {
+        optimizer.zero_grad();
+        const Batch batch = BatchOfRank(step, rank());
+        Loss(net, {batch.x.to(device(), type), batch.y.to(device(), type)}).backward();
+        clip_grad_norm_(optimizer, 0.5);
+        optimizer.step();
+      }
+      return OnHost(net.parameters());
+    };
+    const auto whole = train(Shard::None);
+    const double near = type == torch::kDouble ? 1e-9 : type == torch::kFloat ? 1e-4 : 5e-2;
+    EXPECT_GT(Distance(whole, OnHost(SmallNet().parameters())), 1e-2) << "it learns";
+    EXPECT_LT(Distance(whole, train(Shard::OptimizerState)), near) << torch::toString(type);
+    EXPECT_LT(Distance(whole, train(Shard::Gradients)), near) << torch::toString(type);
+  }
+}
+
 TEST_F(GpuTrainingTest, TheFirstLayerOnTheHost) {
   SmallNet net;
   net.output->to(device());
