@@ -14,6 +14,29 @@ namespace sirtaki::ops {
 using core::Status;
 using core::StatusCode;
 
+namespace {
+
+// Whether only the members know the rows.
+bool TellsRows(core::OpKind kind) {
+  return kind == core::OpKind::kAllGather || kind == core::OpKind::kGather ||
+         kind == core::OpKind::kScatter || kind == core::OpKind::kAllToAll;
+}
+
+// What each member of a device's group gives to the others through the host.
+core::WorkPtr HostWork(const GroupTask& group, core::OpKind kind, core::DType dtype,
+                       std::size_t count, std::string name) {
+  auto signature = std::make_shared<core::Signature>();
+  signature->kind = kind;
+  signature->dtype = dtype;
+  signature->shape = {static_cast<std::int64_t>(count)};
+  auto work = std::make_shared<core::Work>();
+  work->request.key = core::Key::Named(group.channel.set, std::move(name));
+  work->request.asked = std::move(signature);
+  return work;
+}
+
+}  // namespace
+
 // Thread-safe.
 class Lanes::Nccl {
  public:
@@ -83,8 +106,9 @@ void Lanes::StartOnDevice(std::shared_ptr<GroupTask> group) {
   }
   const auto [met, is_first] = met_.try_emplace({group->channel.set, group->signature().slot});
   if (is_first) met->second = Meet(*group, lane != nullptr);
+  nccl::ToldRowsPtr rows = TellsRows(group->signature().kind) ? TellRows(group) : nullptr;
   if (lane != nullptr) {
-    lane->Start(std::move(group), std::exchange(met->second, nullptr));
+    lane->Start(std::move(group), std::exchange(met->second, nullptr), std::move(rows));
   }
 }
 
@@ -130,14 +154,9 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
     failure = driver_;
   }
 
-  auto signature = std::make_shared<core::Signature>();
-  signature->kind = core::OpKind::kAllGather;
-  signature->dtype = core::DType::kU8;
-  signature->shape = {static_cast<std::int64_t>(sizeof(nccl::Introduction))};
-  auto work = std::make_shared<core::Work>();
-  work->request.key = core::Key::Named(
-      group.channel.set, "#communicator of GPU slot " + std::to_string(group.signature().slot));
-  work->request.asked = signature;
+  core::WorkPtr work =
+      HostWork(group, core::OpKind::kAllGather, core::DType::kU8, sizeof(nccl::Introduction),
+               "#communicator of GPU slot " + std::to_string(group.signature().slot));
   work->rows = 1;
   work->input = &rendezvous->own;
   // The lane reads the input after this; opening NCCL takes a while, which is the lane's to spend.
@@ -150,13 +169,33 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
   };
   work->handle = rendezvous->told;
   work->keep_alive = rendezvous;
+  StartHostPart(group, std::move(work));
+  return rendezvous;
+}
+
+nccl::ToldRowsPtr Lanes::TellRows(const std::shared_ptr<GroupTask>& group) {
+  auto rows = std::make_shared<nccl::ToldRows>(group);
+  core::WorkPtr work = HostWork(*group, core::OpKind::kAllGatherInto, core::DType::kI64,
+                                rows->exchange.own().size(), "#rows of " + group->key().ToString());
+  work->input = rows->exchange.own().data();
+  work->output = rows->all.data();
+  work->handle = rows->told;
+  work->keep_alive = rows;
+  StartHostPart(*group, std::move(work));
+  return rows;
+}
+
+void Lanes::StartHostPart(const GroupTask& group, core::WorkPtr work) {
   core::RunBatch batch;
   batch.set = group.channel.set;
   batch.members = group.members;
   batch.limits = group.limits;
-  batch.items.push_back({{.key = work->request.key, .signature = signature}, work});
-  host_->Start(std::move(batch), group.since);
-  return rendezvous;
+  const core::SignaturePtr signature = work->request.signature();
+  batch.items.push_back({{.key = work->request.key, .signature = signature}, std::move(work)});
+  const HostLanesOptions& options = options_.host;
+  auto parts = MakeGroups(std::move(batch), options.deterministic, options.rank, group.since);
+  for (const std::shared_ptr<GroupTask>& part : parts) part->of_device = true;
+  host_->StartGroups(std::move(parts));
 }
 
 void Lanes::AddSet(core::SetNumber set, const core::RankRanges& members, core::WorkPtr work,

@@ -64,6 +64,9 @@ class Lanes : public core::Executor {
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);
   nccl::RendezvousPtr Meet(const GroupTask& group, bool has_device);
+  nccl::ToldRowsPtr TellRows(const std::shared_ptr<GroupTask>& group);
+  // Starts the host's part of a group on a device.
+  void StartHostPart(const GroupTask& group, core::WorkPtr work);
   nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);

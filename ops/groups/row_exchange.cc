@@ -63,6 +63,19 @@ RowExchange::RowExchange(const GroupTask& task)
   }
 }
 
+void RowExchange::TakeFrom(const std::vector<std::int64_t>& all) {
+  if (kind_ == OpKind::kAllGather || kind_ == OpKind::kGather) {
+    told_ = all;
+    return;
+  }
+  const auto take = [&](std::size_t member, std::size_t from, std::size_t count, std::size_t to) {
+    std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(member * own_.size() + from), count,
+                told_.begin() + static_cast<std::ptrdiff_t>(to));
+  };
+  if (kind_ == OpKind::kScatter) return take(root_, 0, own_.size(), 0);
+  for (std::size_t m = 0; m < members_; ++m) take(m, self_ * tensors_, tensors_, m * tensors_);
+}
+
 std::int64_t RowExchange::Giving(std::size_t tensor, std::size_t member) const {
   switch (kind_) {
     case OpKind::kAllGather:

@@ -35,6 +35,8 @@ class RowExchange {
   // Where the rows go that are told to this rank: by each member, to it; scatter: by the root, to
   // all.
   std::vector<std::int64_t>& told() { return told_; }
+  // Takes them from what all members have told, each its own(), in their order.
+  void TakeFrom(const std::vector<std::int64_t>& all);
   core::OpKind kind() const { return kind_; }
   std::int64_t root() const { return static_cast<std::int64_t>(root_); }
 

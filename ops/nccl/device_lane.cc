@@ -45,8 +45,9 @@ DeviceLane::~DeviceLane() {
   if (!impl_->EndThread(impl_->stopped() ? kGrace : kGoodBye)) KeepForever(impl_);
 }
 
-void DeviceLane::Start(GroupTaskPtr group, RendezvousPtr rendezvous) {
-  DeviceTask task{.set = group->channel.set, .rendezvous = std::move(rendezvous)};
+void DeviceLane::Start(GroupTaskPtr group, RendezvousPtr rendezvous, ToldRowsPtr rows) {
+  DeviceTask task{
+      .set = group->channel.set, .rendezvous = std::move(rendezvous), .rows = std::move(rows)};
   task.group = std::move(group);
   impl_->Take(task);
 }

@@ -50,7 +50,8 @@ class DeviceLane {
   DeviceLane& operator=(const DeviceLane&) = delete;
 
   // Queues a group. `rendezvous`: that of the set, with the set's first group here, else null.
-  void Start(GroupTaskPtr group, RendezvousPtr rendezvous);
+  // `rows`: of a group whose members have to tell them, else null.
+  void Start(GroupTaskPtr group, RendezvousPtr rendezvous, ToldRowsPtr rows);
   // Queues a group that the host reduces.
   void StartBounce(GroupTaskPtr group, HostBouncePtr bounce);
   void RemoveSet(core::SetNumber set);

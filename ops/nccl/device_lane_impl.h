@@ -27,6 +27,8 @@ namespace sirtaki::ops::nccl {
 // The pauses between looks at the device begin with this one.
 inline constexpr auto kFirstPause = std::chrono::microseconds(20);
 inline constexpr auto kLongestPause = std::chrono::milliseconds(1);
+// The longest pause while the lane can do nothing else: what it waits for holds up the device.
+inline constexpr auto kLongestAwait = std::chrono::microseconds(100);
 
 struct DeviceTask {
   std::uint64_t number = 0;
@@ -34,6 +36,7 @@ struct DeviceTask {
   core::SetNumber set = 0;
   RendezvousPtr rendezvous;
   HostBouncePtr bounce;
+  ToldRowsPtr rows;
   // The call of NCCL that the lane waits in for it; null: in none.
   std::shared_ptr<std::atomic<const char*>> in = std::make_shared<std::atomic<const char*>>();
 
@@ -75,6 +78,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   void RunLane() SIRTAKI_EXCLUDES(mutex);
   core::Status Prepare();  // the device
   std::optional<DeviceTask> Next() SIRTAKI_EXCLUDES(mutex);
+  bool HasNothingToDo() SIRTAKI_EXCLUDES(mutex);
   // `verdict`: what the task's handles complete with if this is ok.
   core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
@@ -82,6 +86,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   HostBounceContext HostBounceFor();
   core::Status MarkEnd(InFlight launched);
   core::Status Meet(const DeviceTask& task);
+  core::Status AwaitTold(const core::HandleState& told);
   core::Status Remove(core::SetNumber set);
   // What has left the device, and what went wrong on the way. Fails if something did.
   core::Status Retire() SIRTAKI_EXCLUDES(mutex);
@@ -116,6 +121,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   core::TimePoint watched{};
   core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
+  bool worked = false;  // since it last looked for a task
 };
 
 }  // namespace sirtaki::ops::nccl

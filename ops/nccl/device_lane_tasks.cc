@@ -60,7 +60,7 @@ Status DeviceLane::Impl::Await(const std::function<Status(bool* over)>& over) {
     }
     if (status = Retire(); !status.ok()) return status;
     std::this_thread::sleep_for(wait);
-    wait = std::min<core::Duration>(2 * wait, kLongestPause);
+    wait = std::min<core::Duration>(2 * wait, kLongestAwait);
   }
 }
 
@@ -75,14 +75,18 @@ Status DeviceLane::Impl::AwaitDrained() {
   });
 }
 
-Status DeviceLane::Impl::Meet(const DeviceTask& task) {
-  Rendezvous& rendezvous = *task.rendezvous;
-  Status status = Await([&](bool* over) {
-    *over = rendezvous.told->done();
+// The hosts of all members are waited for, but no device.
+Status DeviceLane::Impl::AwaitTold(const core::HandleState& told) {
+  const Status status = Await([&told](bool* over) {
+    *over = told.done();
     return Status::Ok();
   });
-  if (status.ok()) status = rendezvous.told->status();
-  if (!status.ok()) return status;
+  return status.ok() ? told.status() : status;
+}
+
+Status DeviceLane::Impl::Meet(const DeviceTask& task) {
+  Rendezvous& rendezvous = *task.rendezvous;
+  if (Status status = AwaitTold(*rendezvous.told); !status.ok()) return status;
   const GroupTask& group = *task.group;
   const std::string set =
       task.set == core::kWorldSet ? "the world" : "process set " + std::to_string(task.set);
@@ -109,6 +113,10 @@ Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) 
   if (parts == nullptr) {
     return {StatusCode::kProtocol, "its set has no communicator on this device"};
   }
+  if (task.rows != nullptr) {
+    if (Status status = AwaitTold(*task.rows->told); !status.ok()) return status;
+    task.rows->exchange.TakeFrom(task.rows->all);
+  }
   const LaunchContext context{.stream = *stream,
                               .events = *events,
                               .kernels = *kernels,
@@ -121,6 +129,7 @@ Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) 
                               .patience = patience(),
                               .await = [this](const cuda::Event& e) { return AwaitEvent(e); },
                               .drained = [this] { return AwaitDrained(); },
+                              .rows = task.rows != nullptr ? &task.rows->exchange : nullptr,
                               .inputs = options.observer != nullptr ? inputs : nullptr};
   return LaunchGroup(context, *task.group);
 }

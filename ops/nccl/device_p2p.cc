@@ -24,7 +24,8 @@ using core::StatusCode;
 
 // The pauses between looks at the device begin with this one.
 constexpr auto kFirstP2pPause = std::chrono::microseconds(20);
-constexpr auto kLongestP2pPause = std::chrono::milliseconds(1);
+// A copy that has ended is seen so late at most: the host of the other side waits for it.
+constexpr auto kLongestP2pPause = std::chrono::microseconds(100);
 // How long the end waits for copies that are under way, and the destructor for the thread.
 constexpr auto kP2pGrace = std::chrono::seconds(1);
 constexpr auto kP2pGoodBye = std::chrono::seconds(5);

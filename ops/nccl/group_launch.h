@@ -16,6 +16,7 @@
 #include "ops/cuda/device_work.h"
 #include "ops/cuda/kernels.h"
 #include "ops/groups/group_run.h"
+#include "ops/groups/row_exchange.h"
 #include "ops/nccl/arena.h"
 #include "ops/nccl/communicator.h"
 #include "ops/nccl/device_memory.h"
@@ -38,6 +39,8 @@ struct LaunchContext {
   std::function<core::Status(const cuda::Event&)> await;
   // `drained` asks the same for all groups that were launched before.
   std::function<core::Status()> drained;
+  // What the members have told of the group's rows; null: they all know.
+  const RowExchange* rows = nullptr;
   // Marks where the inputs are there; null: nobody wants to know.
   cuda::EventPtr* inputs = nullptr;
 

@@ -1,5 +1,5 @@
 // What only moves: broadcast and the all-gather of equal shapes, all tensors of a group in one
-// group of NCCL's; and the kinds whose rows only the ranks know, which are told first.
+// group of NCCL's; and the kinds whose rows only the ranks know, who have told them through the host.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -136,21 +136,6 @@ Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) 
 }
 
 Status LaunchExchange(const LaunchContext& context, const GroupTask& task) {
-  RowExchange rows(task);
-  const std::vector<std::int64_t>& own = rows.own();
-  const std::size_t bytes = own.size() * sizeof(std::int64_t);
-  Status status = context.Ask(own, &rows.told(), [&](const std::byte* from, std::byte* to) {
-    if (rows.kind() == OpKind::kScatter) {
-      return context.Call("ncclBroadcast", &Api::Broadcast, from, to, bytes, DataType::kUint8,
-                          static_cast<int>(rows.root()));
-    }
-    if (rows.kind() != OpKind::kAllToAll) {
-      return context.Call("ncclAllGather", &Api::AllGather, from, to, bytes, DataType::kUint8);
-    }
-    return context.ExchangeParts(from, to,
-                                 static_cast<std::int64_t>(bytes) / context.communicator.size());
-  });
-  if (!status.ok()) return status;
   for (const GroupItem& item : task.items) {
     if (item.work == nullptr) continue;
     cuda::AsDeviceWork(*item.work).lane_stream = context.stream.handle();
@@ -158,7 +143,7 @@ Status LaunchExchange(const LaunchContext& context, const GroupTask& task) {
   std::vector<CopySegment> kept;
   std::vector<CopySegment> gathered;
   Slices slices;
-  status = rows.Place(
+  Status status = context.rows->Place(
       [&kept](const void* from, void* to, std::int64_t count) {
         if (from != to) kept.push_back({from, to, count});
       },

@@ -25,6 +25,12 @@ Introduction Introduction::Failure(const Status& why) {
   return introduction;
 }
 
+ToldRows::ToldRows(std::shared_ptr<const GroupTask> of)
+    : group(std::move(of)),
+      exchange(*group),
+      all(exchange.own().size() * static_cast<std::size_t>(group->members->Count())),
+      told(std::make_shared<core::HandleState>()) {}
+
 Status Judge(const std::vector<Introduction>& all, const core::RankRanges& members) {
   std::map<int, std::string> ranks_of_version;
   std::size_t index = 0;

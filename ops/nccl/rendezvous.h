@@ -1,5 +1,5 @@
-// What the members of a set tell each other, through the host, before they make a communicator on
-// their GPUs.
+// What the members of a set tell each other through the host: before they make a communicator on
+// their GPUs, and of the rows of a group that only they know.
 #pragma once
 
 #include <array>
@@ -10,6 +10,7 @@
 
 #include "core/base/status.h"
 #include "core/engine/work.h"
+#include "ops/groups/row_exchange.h"
 #include "ops/nccl/nccl_api.h"
 
 namespace sirtaki::ops::nccl {
@@ -33,6 +34,17 @@ struct Rendezvous {
   std::vector<Introduction> all;  // by member
 };
 using RendezvousPtr = std::shared_ptr<Rendezvous>;
+
+// The rows of a group of tensors on GPUs. Likewise shared, and changed until `told` is done.
+struct ToldRows {
+  explicit ToldRows(std::shared_ptr<const GroupTask> of);
+
+  const std::shared_ptr<const GroupTask> group;
+  RowExchange exchange;
+  std::vector<std::int64_t> all;  // by member: its exchange.own()
+  const core::HandlePtr told;
+};
+using ToldRowsPtr = std::shared_ptr<ToldRows>;
 
 // Ok if they can make a communicator; else the same error at all: kUnsupported naming the member
 // that cannot (its rank), or the versions that differ.
