@@ -2,9 +2,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <numeric>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,12 +23,46 @@ namespace sirtaki::session {
 
 using core::Status;
 using core::trace::Metrics;
+using core::trace::PipelineTimes;
 
 namespace {
 
-void Print(const std::vector<Metrics>& ranks) {
-  std::fputs(("sirtaki: what the ranks have done\n" + core::trace::SummaryText(ranks)).c_str(),
-             stderr);
+// What a rank has for the table: its metrics, and behind them, as bytes, its pipelines.
+struct Table {
+  Metrics metrics;
+  std::vector<PipelineTimes> pipelines;
+};
+
+std::vector<std::byte> BytesOf(const core::trace::Observer& observer) {
+  const Metrics metrics = observer.metrics.Read();
+  const std::vector<PipelineTimes> pipelines = observer.pipelines.Read();
+  std::vector<std::byte> bytes(sizeof metrics + pipelines.size() * sizeof(PipelineTimes));
+  std::memcpy(bytes.data(), &metrics, sizeof metrics);
+  if (!pipelines.empty()) {
+    std::memcpy(bytes.data() + sizeof metrics, pipelines.data(), bytes.size() - sizeof metrics);
+  }
+  return bytes;
+}
+
+Table TableIn(std::span<const std::byte> bytes) {
+  Table table;
+  std::memcpy(&table.metrics, bytes.data(), sizeof table.metrics);
+  bytes = bytes.subspan(sizeof table.metrics);
+  table.pipelines.resize(bytes.size() / sizeof(PipelineTimes));
+  if (!bytes.empty()) std::memcpy(table.pipelines.data(), bytes.data(), bytes.size());
+  return table;
+}
+
+void Print(const std::vector<Table>& tables) {
+  std::vector<Metrics> ranks;
+  std::vector<std::vector<PipelineTimes>> pipelines;
+  for (const Table& table : tables) {
+    ranks.push_back(table.metrics);
+    pipelines.push_back(table.pipelines);
+  }
+  std::fputs(
+      ("sirtaki: what the ranks have done\n" + core::trace::SummaryText(ranks, pipelines)).c_str(),
+      stderr);
 }
 
 }  // namespace
@@ -38,6 +75,7 @@ core::trace::FlightRecord Session::Describe(std::string why, core::Duration pati
     for (auto& pending : record.pending) pending.key = observation_->KeyText(pending.key);
     if (topology_.size == 1) {
       observation_->observer()->recorder.Read(0, /*to_the_end=*/true, &record.events, &record.lost);
+      record.doing = observation_->observer()->doing.Text(core::Clock::now());
     }
   }
   record.rank = topology_.rank;
@@ -58,22 +96,21 @@ core::trace::FlightRecord Session::Describe(std::string why, core::Duration pati
 std::function<void()> Session::BeginSummary() {
   if (!fault().ok()) return nullptr;
   struct Gathered {  // which a thread that is left behind may go on to use
-    Metrics own;
-    std::vector<Metrics> told;
+    std::vector<std::byte> own;
+    std::vector<std::byte> told;
     std::vector<std::int64_t> rows;
   };
   auto gathered = std::make_shared<Gathered>();
-  gathered->own = observation_->observer()->metrics.Read();
-  if (topology_.size == 1) return [gathered] { Print({gathered->own}); };
+  gathered->own = BytesOf(*observation_->observer());
+  if (topology_.size == 1) return [gathered] { Print({TableIn(gathered->own)}); };
   auto signature = std::make_shared<core::Signature>();
   signature->kind = core::OpKind::kAllGather;
   signature->dtype = core::DType::kU8;
-  signature->shape = {static_cast<std::int64_t>(sizeof(Metrics))};
   auto work = std::make_shared<core::Work>();
   work->request.key = core::Key::Named(core::kWorldSet, "#the table at the end");
   work->request.asked = std::move(signature);
-  work->rows = 1;
-  work->input = &gathered->own;
+  work->rows = static_cast<std::int64_t>(gathered->own.size());
+  work->input = gathered->own.data();
   work->allocate_output = [gathered](const std::vector<std::int64_t>& rows) -> void* {
     gathered->rows = rows;
     gathered->told.resize(static_cast<std::size_t>(std::accumulate(rows.begin(), rows.end(), 0)));
@@ -86,10 +123,12 @@ std::function<void()> Session::BeginSummary() {
     const bool came = handle->done() && handle->status().ok();
     handle->Observe();
     if (!came || topology_.rank != 0) return;
-    std::vector<Metrics> all(static_cast<std::size_t>(topology_.size));
-    auto next = gathered->told.begin();
+    std::vector<Table> all(static_cast<std::size_t>(topology_.size));
+    std::span<const std::byte> rest(gathered->told);
     for (std::size_t rank = 0; rank < gathered->rows.size(); ++rank) {
-      if (gathered->rows[rank] == 1) all[rank] = *next++;  // not that of one which has joined
+      const auto size = static_cast<std::size_t>(gathered->rows[rank]);
+      if (size > 0) all[rank] = TableIn(rest.first(size));  // not that of one which has joined
+      rest = rest.subspan(size);
     }
     Print(all);
   };

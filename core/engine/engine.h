@@ -224,6 +224,7 @@ class Engine : private Rounds {
   Negotiator::LocalState local_ SIRTAKI_GUARDED_BY(token_);
   TimePoint looked_at_running_ SIRTAKI_GUARDED_BY(token_){};
   std::vector<RunningOperation> running_at_fault_ SIRTAKI_GUARDED_BY(token_);
+  std::string doing_at_fault_ SIRTAKI_GUARDED_BY(token_);
   std::int64_t calls_ended_ SIRTAKI_GUARDED_BY(token_) = 0;  // that the trace was not told of
   bool flushed_ SIRTAKI_GUARDED_BY(token_) = true;
   std::optional<TimePoint> ended_since_ SIRTAKI_GUARDED_BY(token_);  // the negotiator is closed

@@ -38,6 +38,7 @@ void Engine::NoticeFault() {
   if (!first) return;
   trace_.Failed(why, Now());
   running_at_fault_ = executor_.Running();
+  if (options_.observer != nullptr) doing_at_fault_ = options_.observer->doing.Text(Now());
   queue_.Close(why);
   executor_.Abandon(why);
   timed_calls_.Clear();

@@ -51,6 +51,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
     sets = negotiator_.MemberSets();
     leaving = negotiator_.leaving();
     running = fault_.failed() ? running_at_fault_ : executor_.Running();
+    record.doing = doing_at_fault_;
     token_.Unlock();
   } else {
     record.missing = "the members of its process sets, because its engine was busy or stuck";
@@ -74,6 +75,7 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
   }
   if (options_.observer != nullptr) {
     options_.observer->recorder.Read(0, /*to_the_end=*/true, &record.events, &record.lost);
+    if (record.doing.empty()) record.doing = options_.observer->doing.Text(Now());
   }
   record.fault = fault();
   record.now = Now();
@@ -105,7 +107,10 @@ std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (!running.empty()) {
     text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
   }
-  return options_.in_words ? options_.in_words(text) : text;
+  if (options_.in_words) text = options_.in_words(text);
+  const std::string doing =
+      options_.observer == nullptr ? std::string() : options_.observer->doing.Text(now);
+  return doing.empty() ? text : text + ", " + doing;
 }
 
 }  // namespace sirtaki::core

@@ -6,8 +6,9 @@ namespace sirtaki::core::trace {
 namespace {
 
 constexpr std::array<std::string_view, kEventKindCount> kNames = {
-    "submit", "negotiate", "refuse",   "queue", "begin", "wait",  "pack",  "move",  "unpack",
-    "finish", "step",      "wait_for", "mark",  "join",  "leave", "stall", "fault", "lost"};
+    "submit", "negotiate", "refuse", "queue",    "begin", "wait",  "pack", "move",
+    "unpack", "finish",    "step",   "wait_for", "mark",  "batch", "pass", "bubble",
+    "reduce", "join",      "leave",  "stall",    "fault", "lost"};
 
 bool Continues(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 

@@ -29,6 +29,11 @@ enum class EventKind : std::uint8_t {
   kStep,     // an optimizer's step, from its backward's first gradient; number: it is the n-th
   kWaitFor,  // a thread waited for a handle; text: its name
   kMark,     // the program's own; text: what it said
+  // ---- of a pipeline; number: it is in the n-th batch ----
+  kBatch,   // all of a batch; text: the pipeline's name; count: its micro-batches
+  kPass,    // a stage computes; text: "F1.2", as schedules have it
+  kBubble,  // nothing is computed until what a pass needs is there; text: the pass
+  kReduce,  // tied gradients are summed; text: "T:wte"
   // ---- of the rank ----
   kJoin,   // number: as kSubmit's
   kLeave,  // text: why
@@ -36,7 +41,7 @@ enum class EventKind : std::uint8_t {
   kFault,  // text: the cause
   kLost,   // events that were overwritten before they could be written; count: how many
 };
-inline constexpr int kEventKindCount = 18;
+inline constexpr int kEventKindCount = 22;
 // "submit", "negotiate", …: as files have it.
 std::string_view EventKindName(EventKind kind);
 
@@ -46,7 +51,8 @@ enum class Track : std::uint8_t {
   kNegotiation,  // by name: these overlap
   kSmallLane,
   kLargeLane,
-  kDevice,  // by `thread`: the slot
+  kDevice,    // by `thread`: the slot
+  kPipeline,  // by `thread`: the program's that runs it
 };
 
 struct Event {

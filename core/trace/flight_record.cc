@@ -92,7 +92,7 @@ Event EventFromJson(const json& line) {
   event.bytes = number("bytes", std::numeric_limits<std::int64_t>::max());
   event.count = number("count", std::numeric_limits<std::uint32_t>::max());
   event.thread = number("thread", std::numeric_limits<std::uint32_t>::max());
-  event.track = static_cast<Track>(number("track", static_cast<int>(Track::kDevice)));
+  event.track = static_cast<Track>(number("track", static_cast<int>(Track::kPipeline)));
   return event;
 }
 
@@ -127,6 +127,7 @@ FlightRecord Read(const json& from) {
   from.at("session").get_to(record.session);
   from.at("why").get_to(record.why);
   from.at("missing").get_to(record.missing);
+  record.doing = from.value("doing", std::string());
   record.fault = FaultFromJson(from.at("fault"));
   record.unix_us = In<std::int64_t>(from.at("unix_us"), 0, kLastUnixTime);
   record.now = TimeIn(from.at("now"));
@@ -172,6 +173,7 @@ std::string FlightRecordToJson(const FlightRecord& record) {
                {"pending", json::array()},
                {"running", json::array()},
                {"lost", record.lost}};
+  if (!record.doing.empty()) head["doing"] = record.doing;
   if (record.leaving) head["leaving"] = Nanoseconds(*record.leaving);
   for (const FlightRecord::Set& set : record.sets) {
     head["sets"].push_back({{"set", set.number},

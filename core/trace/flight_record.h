@@ -46,6 +46,7 @@ struct FlightRecord {
   std::string session;               // the same on all ranks of a job
   std::string why;                   // it was written
   std::string missing;               // what the writer could not get at, and why; mostly empty
+  std::string doing;                 // what the program is in the middle of, if that is known
   Status fault;                      // of the group; ok while there is none
   std::int64_t unix_us = 0;          // when it was written
   TimePoint now{};                   // the same, by the clock of the times here

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <memory>
 
+#include "core/trace/doing.h"
 #include "core/trace/metrics.h"
+#include "core/trace/pipeline_times.h"
 #include "core/trace/recorder.h"
 
 namespace sirtaki::core::trace {
@@ -20,6 +22,8 @@ struct Observer {
 
   Recorder recorder;
   MetricCounters metrics;
+  PipelineTotals pipelines;
+  Doing doing;
   // Whether the phases of each group (packing, moving, unpacking) are recorded as well: while a
   // timeline is written. Their times are counted always.
   std::atomic<bool> detail{false};

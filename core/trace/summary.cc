@@ -152,7 +152,8 @@ std::vector<std::string> Advice(const std::vector<Metrics>& ranks) {
   return advice;
 }
 
-std::string SummaryText(const std::vector<Metrics>& ranks) {
+std::string SummaryText(const std::vector<Metrics>& ranks,
+                        const std::vector<std::vector<PipelineTimes>>& pipelines) {
   std::string text =
       "rank     steps   per step   waits  for others  overlap     calls  tensors/group      given  "
       " negotiate       move\n";
@@ -178,6 +179,7 @@ std::string SummaryText(const std::vector<Metrics>& ranks) {
                   Time(Seconds(of, Metric::kMoveTime) / groups).c_str());
     text += line;
   }
+  text += PipelinesText(pipelines);
   for (const std::string& advice : Advice(ranks)) text += advice + "\n";
   return text;
 }

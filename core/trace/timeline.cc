@@ -17,11 +17,12 @@ namespace sirtaki::core::trace {
 namespace {
 
 // Numbers of tracks as a trace has them. Those of the program's threads follow kFirstThread, those
-// of devices kFirstDevice.
+// of pipelines kFirstPipeline, those of devices kFirstDevice.
 constexpr std::uint32_t kNegotiationTrack = 1;
 constexpr std::uint32_t kSmallTrack = 2;
 constexpr std::uint32_t kLargeTrack = 3;
 constexpr std::uint32_t kFirstDevice = 10;
+constexpr std::uint32_t kFirstPipeline = 500;
 constexpr std::uint32_t kFirstThread = 1000;
 
 // One write is not longer, so that an end in the middle of one is unlikely to be seen.
@@ -64,6 +65,8 @@ std::uint32_t TrackNumber(const Event& event) {
       return kLargeTrack;
     case Track::kDevice:
       return kFirstDevice + event.thread;
+    case Track::kPipeline:
+      return kFirstPipeline + event.thread % (kFirstThread - kFirstPipeline);
     case Track::kProgram:
       break;
   }
@@ -103,6 +106,7 @@ void AppendArguments(const Event& event, std::string* text) {
 std::string Title(const Event& event) {
   switch (event.kind) {
     case EventKind::kMark:
+    case EventKind::kPass:
     case EventKind::kSubmit:
     case EventKind::kNegotiate:
     case EventKind::kFinish:
@@ -234,6 +238,8 @@ std::string TrackName(const Event& event) {
       return "large lane";
     case Track::kDevice:
       return "GPU " + std::to_string(event.thread);
+    case Track::kPipeline:
+      return event.thread == 1 ? "pipeline" : "pipeline of thread " + std::to_string(event.thread);
     case Track::kProgram:
       break;
   }

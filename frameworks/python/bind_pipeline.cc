@@ -104,6 +104,7 @@ py::dict Facts(const PipelineReport& report) {
   facts["bubble"] = report.bubble;
   facts["peak_activations"] = report.peak_activations;
   facts["most_kept"] = report.most_kept;
+  facts["waited"] = report.waited;
   return facts;
 }
 

@@ -22,6 +22,7 @@ using core::RanksText;
 // More than a person reads.
 constexpr std::size_t kMostWaits = 6;
 constexpr std::size_t kMostRanks = 4;
+constexpr std::size_t kMostDoing = 16;
 
 std::string Capital(std::string text) {
   if (!text.empty()) text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));
@@ -78,6 +79,7 @@ std::string DoingText(const FlightRecord& record, const Wait& wait) {
     return text + ", and has been in " + running.what + " for " +
            DurationText(EndOf(record) - running.since);
   }
+  if (!record.doing.empty()) return text + ", and is " + record.doing;
   return text + ", and waits for nobody: it is in the program's own code";
 }
 
@@ -146,6 +148,18 @@ std::string TimeText(std::int64_t unix_us) {
   gmtime_r(&seconds, &time);
   char text[64];
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &time)};
+}
+
+// What ranks are in the middle of, as far as they know it themselves and `told_before` does not have it.
+std::string DoingsText(const Records& records, const std::string& told_before) {
+  std::string text;
+  std::size_t told = 0;
+  for (const auto& [rank, record] : records) {
+    if (record->doing.empty() || told_before.find(record->doing) != std::string::npos) continue;
+    if (told++ == kMostDoing) break;
+    text += "Rank " + std::to_string(rank) + ": " + record->doing + ".\n";
+  }
+  return text;
 }
 
 // Records that were written for the same reason, and tell of the same.
@@ -229,6 +243,7 @@ void Escape(FlightRecord* record) {
   escape(&record->host);
   escape(&record->why);
   escape(&record->missing);
+  escape(&record->doing);
   for (FlightRecord::Pending& call : record->pending) {
     escape(&call.key);
     escape(&call.what);
@@ -254,11 +269,13 @@ std::string Explain(std::vector<FlightRecord> all) {
   }
   const std::string running = RunningText(records);
   text += WaitsText(waits, records, crossing) + running;
+  const std::string doings = DoingsText(records, text);
+  text += doings;
   for (const auto& [rank, record] : records) {
     if (record->missing.empty()) continue;
     text += "The record of rank " + std::to_string(rank) + " lacks " + record->missing + ".\n";
   }
-  if (waits.empty() && running.empty()) {
+  if (waits.empty() && running.empty() && doings.empty()) {
     text += "No rank waits for another, and nothing is under way.\n";
   }
   return text;

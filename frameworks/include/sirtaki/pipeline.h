@@ -89,13 +89,15 @@ struct SIRTAKI_API PipelineOptions {
   std::vector<ProcessSet> other_sets;  // of the mesh, along its axes except that of the stages
 };
 
-// A report says what is known of a pipeline's schedule, and of the last batch on this rank.
+// A report says what is known of a pipeline's schedule, and of the batches on this rank.
 struct PipelineReport {
   std::string schedule;      // as a text
   std::string picture;       // drawn with passes of equal times
   double bubble = 0;         // the mean share of the time that ranks wait, with such passes
   int peak_activations = 0;  // micro-batches that this rank keeps at most, as the checker says
-  int most_kept = 0;         // that it has kept
+  int most_kept = 0;         // that it has kept in the last training batch
+  double waited = 0;         // the share of the time of training batches, except the first, that
+                             // this rank has waited; on a GPU passes are launched, and run later
 };
 
 // The loss takes the output of the last stage and the target of a micro-batch, or lists of these, and

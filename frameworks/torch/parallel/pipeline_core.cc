@@ -76,7 +76,7 @@ class PipelineCore::Impl {
       : options_(options),
         plan_(options, std::move(begins)),
         stages_(plan_.shape().StagesOf(plan_.row().place)),
-        run_(plan_, MakeStages(make), std::move(loss), options.timeout()) {
+        run_(plan_, MakeStages(make), std::move(loss), options) {
     FindTies();
     BeginAlike();
   }
@@ -89,10 +89,14 @@ class PipelineCore::Impl {
                                    " was shut down; make a new one after init()"));
     }
     const SessionScope scope(session);
+    parallel::ScheduleTrace::Batch traced(run_.trace(), training);
     try {
-      return training ? Train(inputs, targets) : RunBatch(false, inputs, targets, outputs);
+      const double loss =
+          training ? Train(inputs, targets) : RunBatch(false, inputs, targets, outputs);
+      traced.Complete();
+      return loss;
     } catch (...) {
-      const std::string activity = run_.Activity();
+      const std::string activity = run_.trace().Activity();
       run_.messages().Forget();
       // The others wait for this rank.
       if (!plan_.is_alone() && session->Check().ok()) {
@@ -491,6 +495,7 @@ PipelineReport PipelineCore::report() const {
   report.bubble = plan.facts().bubble;
   report.peak_activations = plan.facts().peak_activations[At(plan.row().place)];
   report.most_kept = impl_->run().most_kept();
+  report.waited = impl_->run().trace().WaitedShare();
   return report;
 }
 

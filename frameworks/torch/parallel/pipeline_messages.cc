@@ -110,8 +110,9 @@ std::string PipelineTensor::Text() const {
   return text + "]" + (on_gpu ? " on a GPU" : "") + (requires_grad ? " with a gradient" : "");
 }
 
-PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout)
-    : plan_(plan), timeout_(timeout) {}
+PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
+                                   parallel::ScheduleTrace& trace)
+    : plan_(plan), timeout_(timeout), trace_(trace) {}
 
 void PipelineMessages::Begin(bool training, std::vector<at::Device> devices) {
   devices_ = std::move(devices);
@@ -254,6 +255,16 @@ void PipelineMessages::Forget() {
 }
 
 void PipelineMessages::Await(PendingTensor& message, const std::string& what) {
+  if (!message.handle()->done()) WaitUntilDone(message, what);
+  try {
+    message.Results();
+  } catch (const Error& error) {
+    throw Error(error.code(), what + ": " + error.what(), error.origin());
+  }
+}
+
+void PipelineMessages::WaitUntilDone(PendingTensor& message, const std::string& what) {
+  const parallel::ScheduleTrace::Wait told(trace_, what);
   session::Session& session = plan_.row().set.session->session();
   const core::TimePoint begin = core::Clock::now();
   const core::TimePoint deadline = DeadlineAfter(timeout_);  // which may be a very long one
@@ -262,22 +273,17 @@ void PipelineMessages::Await(PendingTensor& message, const std::string& what) {
     const bool warns = patience > core::Duration::zero();
     const core::TimePoint next = warns ? std::min(deadline, begin + patience) : deadline;
     const core::Status waited = session.Wait(*message.handle(), next);
-    if (message.handle()->done()) break;
+    if (message.handle()->done()) return;
     if (waited.code() != core::StatusCode::kTimedOut) ThrowIfError(waited);
-    const core::TimePoint now = core::Clock::now();
-    const std::string late = what + ", for " + core::DurationText(now - begin);
-    if (now >= deadline) {
-      const std::string text = late + ", which is the timeout of the pipeline";
+    const core::Duration so_far = core::Clock::now() - begin;
+    if (begin + so_far >= deadline) {
+      const std::string text =
+          what + ", for " + core::DurationText(so_far) + ", which is the timeout of the pipeline";
       session.Abort(text);
       ThrowStatus(core::Status(core::StatusCode::kTimedOut, text));
     }
-    core::Log(core::LogLevel::kWarning, late);
+    trace_.Stalled(what, so_far);
     patience *= 2;
-  }
-  try {
-    message.Results();
-  } catch (const Error& error) {
-    throw Error(error.code(), what + ": " + error.what(), error.origin());
   }
 }
 

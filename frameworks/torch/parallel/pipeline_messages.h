@@ -15,6 +15,7 @@
 
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/parallel/pipeline_plan.h"
+#include "parallel/schedule_trace.h"
 #include "sirtaki/messages.h"
 
 namespace sirtaki::detail {
@@ -37,8 +38,9 @@ class PipelineMessages {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // The plan outlives it.
-  PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout);
+  // The plan and the trace, which is told of waits, outlive it.
+  PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
+                   parallel::ScheduleTrace& trace);
 
   // A batch begins. What evaluation learns is forgotten then: its batches may differ. `devices`: where
   // the tensors of each stage are if they are on a GPU.
@@ -76,10 +78,12 @@ class PipelineMessages {
   void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
   void TakeHeader(const parallel::Instruction& receive);
   void Await(PendingTensor& message, const std::string& what);
+  void WaitUntilDone(PendingTensor& message, const std::string& what);
   Message StartMessage(const P2POp& operation, const std::string& label);
 
   const PipelinePlan& plan_;
   const std::chrono::milliseconds timeout_;
+  parallel::ScheduleTrace& trace_;
   std::vector<at::Device> devices_;
   bool training_ = true;
   struct Learned {

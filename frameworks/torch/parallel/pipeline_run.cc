@@ -16,7 +16,7 @@
 
 #include "core/base/text.h"
 #include "frameworks/torch/tensors/throw.h"
-#include "parallel/schedule_text.h"
+#include "session/session_observability.h"
 #include "sirtaki/recompute.h"
 
 namespace sirtaki::detail {
@@ -116,15 +116,15 @@ struct PipelineRun::Kept {
 };
 
 PipelineRun::PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Stage> stages,
-                         PipelineLoss::Function loss, std::chrono::milliseconds timeout)
+                         PipelineLoss::Function loss, const PipelineOptions& options)
     : plan_(plan),
       stages_(ByNumber(plan, stages)),
       loss_(std::move(loss)),
-      messages_(plan, timeout) {}
-
-std::string PipelineRun::Activity() const {
-  return now_ == nullptr ? std::string() : parallel::Describe(*now_);
-}
+      trace_(plan.row().set.session->session().observation().observer(),
+             {.name = options.name(),
+              .micro_batches = options.micro_batches(),
+              .bubble = plan.facts().bubble}),
+      messages_(plan, options.timeout(), trace_) {}
 
 void PipelineRun::Reset() {
   kept_.clear();
@@ -133,7 +133,6 @@ void PipelineRun::Reset() {
   inputs_.clear();
   targets_.clear();
   losses_.clear();
-  now_ = nullptr;
   reduce_tied_ = nullptr;
 }
 
@@ -152,10 +151,10 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
   // The model may have been moved since the last batch.
   messages_.Begin(training, DevicesOf(plan_, stages_));
   for (const Instruction& instruction : plan_.Instructions(training)) {
-    now_ = &instruction;
+    trace_.Begin(instruction);
     Do(instruction);
+    trace_.End();
   }
-  now_ = nullptr;
   if (wants_outputs_ && !outputs_.empty()) {
     outputs->clear();
     for (std::size_t i = 0; i < outputs_.front().size(); ++i) {
@@ -271,7 +270,12 @@ PipelineRun::Tensors PipelineRun::Call(int stage, const Tensors& inputs) const {
 
 void PipelineRun::Forward(const Instruction& pass) {
   const auto kept = std::make_shared<Kept>();
-  const Tensors outputs = Call(pass.stage, InputsOf(pass, kept.get()));
+  Tensors outputs;
+  {
+    const Tensors inputs = InputsOf(pass, kept.get());
+    trace_.Arrived();
+    outputs = Call(pass.stage, inputs);
+  }
   if (pass.stage + 1 == plan_.shape().stages) {
     TakeLoss(pass, outputs, kept.get());
   } else {
@@ -346,6 +350,7 @@ void PipelineRun::Backward(const Instruction& pass) {
   const std::shared_ptr<Kept> kept = std::move(found->second);
   std::map<Edge, Tensors> arrived;
   for (const Edge& edge : plan_.shape().OutputsOf(pass.stage)) arrived[edge] = Arriving(edge, pass);
+  trace_.Arrived();
   torch::autograd::edge_list roots;
   variable_list gradients;
   for (Kept::Root& root : kept->roots) {

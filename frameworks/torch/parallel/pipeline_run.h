@@ -13,6 +13,7 @@
 
 #include "frameworks/torch/parallel/pipeline_messages.h"
 #include "frameworks/torch/parallel/pipeline_plan.h"
+#include "parallel/schedule_trace.h"
 #include "sirtaki/pipeline.h"
 
 namespace sirtaki::detail {
@@ -23,18 +24,19 @@ class PipelineRun {
 
   // The plan outlives it. `stages`: those of this rank, ascending.
   PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Stage> stages,
-              PipelineLoss::Function loss, std::chrono::milliseconds timeout);
+              PipelineLoss::Function loss, const PipelineOptions& options);
 
-  // Carries out all instructions of a batch; messages().Finish() is left to do. `reduce_tied` is called where the schedule says so.
-  // Throws what a stage throws, and what messages do. Gives the mean of the losses, where the last
-  // stage is; elsewhere 0. `outputs`: see Pipeline::evaluate_batch.
+  // Carries out all instructions of a batch, which trace() has begun; messages().Finish() is left to
+  // do. `reduce_tied` is called where the schedule says so. Throws what a stage throws, and what
+  // messages do. Gives the mean of the losses, where the last stage is; elsewhere 0. `outputs`: see
+  // Pipeline::evaluate_batch.
   double Run(bool training, const Tensors& inputs, const Tensors& targets, Tensors* outputs,
              const std::function<void(const std::string& tie)>& reduce_tied);
 
   PipelineMessages& messages() { return messages_; }
+  parallel::ScheduleTrace& trace() { return trace_; }
+  const parallel::ScheduleTrace& trace() const { return trace_; }
   int most_kept() const { return most_kept_; }
-  // What this rank does, for texts; empty between batches.
-  std::string Activity() const;
 
  private:
   using Edge = parallel::Edge;
@@ -61,6 +63,7 @@ class PipelineRun {
   const PipelinePlan& plan_;
   const std::map<int, PipelineCore::Stage> stages_;
   const PipelineLoss::Function loss_;
+  parallel::ScheduleTrace trace_;
   PipelineMessages messages_;
 
   // The batch that is under way has these.
@@ -75,7 +78,6 @@ class PipelineRun {
   std::map<std::pair<Edge, int>, Tensors> activations_;
   std::map<std::pair<Edge, int>, Tensors> gradients_;
   const std::function<void(const std::string&)>* reduce_tied_ = nullptr;
-  const Instruction* now_ = nullptr;
   int most_kept_ = 0;
 };
 

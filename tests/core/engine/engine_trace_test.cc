@@ -158,6 +158,28 @@ TEST_F(EngineTraceTest, AStallIsToldWhereItIsWarnedOf) {
   EXPECT_EQ(Read(1).Count(Metric::kStalls), 0);
 }
 
+TEST_F(EngineTraceTest, ARankThatIsLateSaysWhatItIsInTheMiddleOf) {
+  const trace::Doing::Scope scope(observer(1)->doing, [](TimePoint) {
+    return std::string("in the pipeline \"p\": stage 1 on rank 1 waits");
+  });
+  EXPECT_EQ(world_[1].engine->Activity(),
+            "has submitted nothing yet, in the pipeline \"p\": stage 1 on rank 1 waits");
+  EXPECT_EQ(world_[0].engine->Activity(), "has submitted nothing yet");
+  EXPECT_EQ(world_[1].engine->Describe(seconds(1)).doing,
+            "in the pipeline \"p\": stage 1 on rank 1 waits");
+  EXPECT_EQ(world_[0].engine->Describe(seconds(1)).doing, "");
+}
+
+TEST_F(EngineTraceTest, AFaultKeepsWhatTheRankWasInTheMiddleOf) {
+  {
+    const trace::Doing::Scope scope(observer(0)->doing,
+                                    [](TimePoint) { return std::string("in its work"); });
+    world_[0].engine->Abort(StatusCode::kAborted, "enough");
+    world_.Settle();
+  }
+  EXPECT_EQ(world_[0].engine->Describe(seconds(1)).doing, "in its work");
+}
+
 TEST_F(EngineTraceTest, AWaitIsToldIfThereWasOne) {
   const WorkPtr work = world_.Submit(0, "w");
   world_.Submit(1, "w");

@@ -23,6 +23,7 @@ FlightRecord Example() {
   record.session = "5eed";
   record.why = "SIGUSR1";
   record.missing = "its sets";
+  record.doing = "in the pipeline \"p\"";
   record.fault = {StatusCode::kPeerLost, "rank 3 does not answer", {2, "c", "w"}};
   record.unix_us = 1700000000000000;
   record.now = At(5000);
@@ -58,6 +59,7 @@ TEST(FlightRecordTest, ComesBackFromJsonAsItWas) {
   EXPECT_EQ(FlightRecordToJson(back), text);
   EXPECT_EQ(back.fault, record.fault);
   EXPECT_EQ(back.missing, record.missing);
+  EXPECT_EQ(back.doing, record.doing);
   EXPECT_EQ(back.sets[1].members, record.sets[1].members);
   EXPECT_EQ(back.pending[0].key, record.pending[0].key);
   EXPECT_EQ(back.now, record.now);

@@ -104,6 +104,33 @@ TEST_F(TimelineTest, TracksHaveNamesOnce) {
   EXPECT_EQ(all, (std::set<std::string>{"GPU 1", "large lane", "thread 4"}));
 }
 
+TEST_F(TimelineTest, PipelinesHaveTracksOfTheirOwn) {
+  TimelineFile file;
+  ASSERT_TRUE(file.Open(Path(), identity_, 0).ok());
+  std::vector<Event> events = {
+      At(EventKind::kBubble, 1, 2, "F1.2"), At(EventKind::kPass, 2, 3, "F1.2"),
+      At(EventKind::kReduce, 3, 4, "T:wte"), At(EventKind::kBatch, 1, 4, "p"),
+      At(EventKind::kPass, 2, 3, "F0.0")};
+  for (Event& event : events) {
+    event.track = Track::kPipeline;
+    event.thread = 1;
+  }
+  events.back().thread = 3;
+  ASSERT_TRUE(file.Append(events).ok());
+  std::map<int, std::string> tracks;
+  std::vector<std::string> told;
+  for (const json& line : Read()) {
+    if (line["name"] == "thread_name") tracks[line["tid"]] = line["args"]["name"];
+    if (line["ph"] != "X") continue;
+    told.push_back(tracks.at(line["tid"]) + ": " + line["cat"].get<std::string>() + " " +
+                   line["name"].get<std::string>());
+  }
+  EXPECT_EQ(told,
+            (std::vector<std::string>{"pipeline: bubble bubble: F1.2", "pipeline: pass F1.2",
+                                      "pipeline: reduce reduce: T:wte", "pipeline: batch batch: p",
+                                      "pipeline of thread 3: pass F0.0"}));
+}
+
 TEST_F(TimelineTest, TimesAreThoseOfRankZero) {
   TimelineFile file;
   ASSERT_TRUE(file.Open(Path(), identity_, 0).ok());

@@ -90,6 +90,24 @@ TEST(ExplainTest, NamesTheRankThatIsBehindAndWhatItDidLast) {
           "and waits for nobody: it is in the program's own code.\n");
 }
 
+TEST(ExplainTest, SaysWhatARankIsInTheMiddleOf) {
+  FlightRecord zero = Rank(0, 2, 8, "\"w\"");
+  Wait(zero, "\"w\"", 8, 0);
+  FlightRecord one = Rank(1, 2, 7, "\"v\"");
+  one.doing = "in the pipeline \"p\": stage 1 on rank 1 waits for activations, for 59 s";
+  EXPECT_EQ(
+      Explain({zero, one}),
+      "Records of all 2 ranks" + kWritten +
+          "Rank 0 waits in all-reduce \"w\" of the world for 60 s; rank 1 has not called "
+          "it.\n"
+          "  Rank 1 on a made its last call there, \"v\" (call 7), 60 s before it wrote this, "
+          "and is " +
+          one.doing + ".\n");
+  one.doing.clear();
+  zero.doing = "in the pipeline \"p\": \"F0.1\"";
+  EXPECT_TRUE(Says(Explain({zero, one}), "\nRank 0: " + zero.doing + ".\n"));
+}
+
 TEST(ExplainTest, SaysWhatARankWithAStuckEngineCouldNotTell) {
   FlightRecord zero = Rank(0, 2, 8, "\"w\"");
   zero.sets[0].members = {};

@@ -12,13 +12,17 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/log.h"
+#include "session/session_observability.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/mesh.h"
+#include "sirtaki/observability.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 #include "tests/support/pipeline_simulation.h"
@@ -284,10 +288,10 @@ class LateRank {
   void Wait() const {
     ASSERT_EQ(over_.wait_for(std::chrono::minutes(2)), std::future_status::ready);
   }
-  void End() { end_.set_value(); }
+  void End() const { end_.set_value(); }
 
  private:
-  std::promise<void> end_;
+  mutable std::promise<void> end_;
   const std::shared_future<void> over_ = end_.get_future().share();
 };
 
@@ -381,6 +385,115 @@ TEST(PipelineTest, RecordsSayWhatAMessageCarries) {
   });
   EXPECT_THAT(running, testing::Contains(
                            HasSubstr(" (activations of micro-batch 0 from stage 0 to stage 1)")));
+}
+
+// ---- what is seen of it ----
+
+TEST(PipelineTest, ATimelineHasEachPassOfARankInItsBatch) {
+  Model model;
+  model.ties = {{"0.linear.weight", "1.linear.weight"}};
+  std::vector<std::vector<std::string>> told(2);
+  RunTorchRanks(2, [&](int rank) {
+    Pipeline pipeline(model.Factories(), pipelines::Loss, model.Options().name("p"));
+    core::trace::Observer& observer = *detail::CurrentSession()->session().observation().observer();
+    observer.detail = true;
+    pipeline.train_batch(model.Input(), model.Target());
+    pipeline.evaluate_batch(model.Input(), model.Target());
+    std::vector<core::trace::Event> events;
+    std::uint64_t lost = 0;
+    observer.recorder.Read(0, true, &events, &lost);
+    for (const core::trace::Event& event : events) {
+      // Whether a rank has to wait is a matter of luck.
+      if (event.track != core::trace::Track::kPipeline ||
+          event.kind == core::trace::EventKind::kBubble) {
+        continue;
+      }
+      told[static_cast<std::size_t>(rank)].push_back(std::to_string(event.number) + " " +
+                                                     std::string(event.text()));
+    }
+  });
+  EXPECT_THAT(told[0], testing::ElementsAre("1 F0.0", "1 F0.1", "1 B0.0", "1 F0.2", "1 B0.1",
+                                            "1 F0.3", "1 B0.2", "1 B0.3", "1 T:0.linear.weight",
+                                            "1 p", "2 F0.0", "2 F0.1", "2 F0.2", "2 F0.3", "2 p"));
+  EXPECT_THAT(told[1], testing::ElementsAre("1 F1.0", "1 B1.0", "1 F1.1", "1 B1.1", "1 F1.2",
+                                            "1 B1.2", "1 F1.3", "1 B1.3", "1 T:0.linear.weight",
+                                            "1 p", "2 F1.0", "2 F1.1", "2 F1.2", "2 F1.3", "2 p"));
+}
+
+TEST(PipelineTest, TheTableAtTheEndHasBubblesBesideThoseOfTheSchedule) {
+  const Model model;
+  std::vector<double> waited(2);
+  core::Config config;
+  config.summary = true;
+  testing::internal::CaptureStderr();
+  RunTorchRanks(
+      2,
+      [&](int rank) {
+        Pipeline pipeline(model.Factories(), pipelines::Loss, model.Options());
+        for (int i = 0; i < 3; ++i) pipeline.train_batch(model.Input(), model.Target());
+        waited[static_cast<std::size_t>(rank)] = pipeline.report().waited;
+      },
+      config);
+  const std::string text = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("\nThe pipeline \"pipeline\", 2 batches: its ranks wait "));
+  EXPECT_THAT(text,
+              HasSubstr(" of the time, and 20.0 % by its schedule with passes of equal times"));
+  for (const double share : waited) EXPECT_TRUE(share > 0 && share < 1) << share;
+}
+
+// Rank 2 waits in a collective for the two ranks of the pipeline, of which one waits for the other.
+TEST(PipelineTest, TheStallReportNamesStageAndMicroBatchAndWhatLacks) {
+  const Model model;
+  const std::string what =
+      "stage 1 on rank 1 waits for activations of micro-batch 1 from stage 0 on rank 0, for ";
+  const LateRank late;
+  std::mutex mutex;
+  std::vector<std::string> reports;
+  bool warned = false;
+  core::SetLogSink([&](core::LogLevel, const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (line.find("the pipeline \"p\": " + what) == std::string::npos) return;
+    const bool was_there = warned && !reports.empty();
+    if (line.find("not submitted by") != std::string::npos) {
+      reports.push_back(line);
+    } else {
+      warned = true;
+    }
+    if (!was_there && warned && !reports.empty()) late.End();
+  });
+  core::Config config;
+  config.stall_warning = std::chrono::milliseconds(50);
+  std::int64_t stalls = 0;
+  RunTorchRanks(
+      3,
+      [&](int rank) {
+        const ProcessSet two = add_process_set({0, 1});
+        if (rank < 2) {
+          std::vector<PipelineFactory> factories = model.Factories();
+          const auto calls = std::make_shared<int>(0);
+          factories[0] = [&late, calls] {
+            return PipelineStage(
+                [&late, calls](const std::vector<torch::Tensor>& inputs) {
+                  if (++*calls == 2) late.Wait();
+                  return inputs;
+                },
+                nullptr);
+          };
+          Pipeline pipeline(factories, pipelines::Loss, model.Options().process_set(two).name("p"));
+          pipeline.evaluate_batch(model.Input(), model.Target());
+        }
+        allreduce(torch::ones({1}), AllreduceOptions().name("after it"));
+        if (rank == 1) stalls = metrics().stall_warnings;
+      },
+      config);
+  core::SetLogSink(nullptr);
+  ASSERT_FALSE(reports.empty());
+  EXPECT_THAT(reports.front(), HasSubstr("\"after it\""));
+  EXPECT_THAT(reports.front(), HasSubstr("rank 0: "));
+  EXPECT_THAT(reports.front(),
+              HasSubstr("in the pipeline \"p\": \"F0.1\" (the forward pass of stage 0 for "
+                        "micro-batch 1), for "));
+  EXPECT_GE(stalls, 1);
 }
 
 // ---- tensors of all kinds ----

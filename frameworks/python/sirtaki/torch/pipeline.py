@@ -25,13 +25,14 @@ __all__ = ["Pipeline", "PipelineReport"]
 
 
 class PipelineReport(NamedTuple):
-    """What is known of a pipeline's schedule, and of the last batch on this rank."""
+    """What is known of a pipeline's schedule, and of the batches on this rank."""
 
     schedule: str  # as a text
     picture: str  # drawn with passes of equal times
     bubble: float  # the mean share of the time that ranks wait, with such passes
     peak_activations: int  # micro-batches that this rank keeps at most, as the checker says
-    most_kept: int  # that it has kept
+    most_kept: int  # that it has kept in the last training batch
+    waited: float  # the share of the time of training batches, except the first, that it has waited
 
 
 def _share(module: torch.nn.Module, names: Sequence[str]) -> None:
