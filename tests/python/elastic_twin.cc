@@ -167,7 +167,8 @@ void train(const std::string& enough, const std::string& mode) {
   local.add_param_group({counter.parameters(), std::make_unique<torch::optim::SGDOptions>(1.0)});
   auto names = net.named_parameters();
   names.insert("steps that were made", counter.weight);
-  auto optimizer = sirtaki::DistributedOptimizer(std::move(local), names);
+  auto optimizer = sirtaki::DistributedOptimizer(
+      std::move(local), names, sirtaki::DistributedOptimizerOptions().fused(mode != "steps"));
   const auto inputs = torch::sin(torch::arange(kSamples * 6, torch::kFloat) * 1.7F).view({-1, 6});
   const auto targets = inputs.sum(1, /*keepdim=*/true);
   sirtaki::DistributedSampler sampler(kSamples);

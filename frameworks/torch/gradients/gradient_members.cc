@@ -32,7 +32,7 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
 GradientMembers::Description GradientMembers::Describe(NamedTensors names,
                                                        const DistributedOptimizerOptions& options,
                                                        const torch::optim::Optimizer* optimizer,
-                                                       int number) {
+                                                       const std::type_info* type, int number) {
   const bool of_module = optimizer == nullptr;
   const std::string suffix = number == 1 ? "" : "#" + std::to_string(number);
   Description of;
@@ -50,12 +50,12 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   if (optimizer == nullptr || !of.invalid.empty()) return of;
   if (options.fused()) {
     of.habits += ", by fused steps";
-    of.invalid = WhyNotFused(*optimizer);
+    of.invalid = WhyNotFused(*type);
   }
   if (!of.sharded || !of.invalid.empty()) return of;
   of.invalid = WhyNotSharded(*optimizer);
   ShardBy by = options.shard_by();
-  if (by == ShardBy::Auto) by = ChooseShardBy(*optimizer);
+  if (by == ShardBy::Auto) by = ChooseShardBy(*type);
   of.habits += by == ShardBy::Element ? ", sharded by element" : ", sharded by parameter";
   if (options.shard_over() == ShardOver::Host) of.habits += ", within each host";
   if (!options.share_parameters()) of.habits += ", each rank with its own parameters";

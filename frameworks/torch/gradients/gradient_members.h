@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,8 @@ class GradientMembers {
   };
   // `optimizer`: null: a module's.
   static Description Describe(NamedTensors names, const DistributedOptimizerOptions& options,
-                              const torch::optim::Optimizer* optimizer, int number);
+                              const torch::optim::Optimizer* optimizer, const std::type_info* type,
+                              int number);
   GradientMembers(Description description, SessionSet set,
                   std::shared_ptr<const GradientRule> rule);
 

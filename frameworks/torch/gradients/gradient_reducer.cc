@@ -46,17 +46,17 @@ Shard ShardOfJob(Shard of_program) {
 }
 
 GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOptions& options,
-                            const torch::optim::Optimizer* optimizer,
+                            const torch::optim::Optimizer* optimizer, const std::type_info* type,
                             const std::shared_ptr<SessionState>& session)
     : set_(session, options.process_set()),
       rule_(std::make_shared<const GradientRule>(
           MakeRule(options, optimizer == nullptr, set_.size()))),
-      members_(GradientMembers::Describe(std::move(names), options, optimizer,
+      members_(GradientMembers::Describe(std::move(names), options, optimizer, type,
                                          set_.session->NextOptimizerNumber(set_.members.set)),
                set_, rule_),
       buckets_(set_, members_.number(), members_.prefix(), rule_) {
   if (rule_->at_backward) members_.round() = 1;
-  if (options.fused() && optimizer != nullptr) fused_step_ = FusedStepOf(*optimizer);
+  if (options.fused() && optimizer != nullptr) fused_step_ = FusedStepOf(*type);
   if (options.shard() != Shard::None && optimizer != nullptr && set_.size() > 1) {
     const bool automatic = options.shard_by() == ShardBy::Auto;
     SessionSet sharing = set_;
@@ -65,9 +65,8 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
       sharing = SessionSet(session, local_process_set());
     }
     shards_ = std::make_shared<OptimizerShards>(
-        std::move(sharing), members_.what(),
-        automatic ? ChooseShardBy(*optimizer) : options.shard_by(), rule_->keeps_shards,
-        options.share_parameters());
+        std::move(sharing), members_.what(), automatic ? ChooseShardBy(*type) : options.shard_by(),
+        rule_->keeps_shards, options.share_parameters());
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
   if (optimizer != nullptr) LogMemory(*optimizer, "before the first step");

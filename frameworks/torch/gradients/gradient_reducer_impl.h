@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
@@ -34,9 +35,11 @@ using BaseStep = GradientReducer::BaseStep;
 // end of a backward() checks with more ranks.
 class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_from_this<Impl> {
  public:
-  // `optimizer`: null: it is of a module.
+  // `optimizer`: null: it is of a module. `type`: the class that the optimizer had when it was made
+  // into a DistributedOptimizer, which is another one.
   Impl(NamedTensors names, const DistributedOptimizerOptions& options,
-       const torch::optim::Optimizer* optimizer, const std::shared_ptr<SessionState>& session);
+       const torch::optim::Optimizer* optimizer, const std::type_info* type,
+       const std::shared_ptr<SessionState>& session);
 
   // These two do what the members' functions of the same names do, and make this one an owner of the
   // gradients.

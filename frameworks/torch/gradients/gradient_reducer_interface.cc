@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace sirtaki::detail {
 struct GradientReducer::Made {
   NamedTensors names;
   DistributedOptimizerOptions options;  // as the program has given them
+  const std::type_info* type;           // the class of the optimizer; null: it is of a module
 };
 
 ReducerOwner::~ReducerOwner() = default;
@@ -27,7 +29,8 @@ GradientReducer* ReducerOf(torch::optim::Optimizer& optimizer) {
 GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
                                  NamedTensors named_parameters,
                                  const DistributedOptimizerOptions& options)
-    : made_(std::make_shared<const Made>(Made{std::move(named_parameters), options})) {
+    : made_(std::make_shared<const Made>(
+          Made{std::move(named_parameters), options, &typeid(optimizer)})) {
   (void)CurrentSession();
   if (IsDeferred()) {
     const std::string error = MatchNames(optimizer, made_->names).error;
@@ -39,9 +42,9 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
 
 GradientReducer::GradientReducer(NamedTensors parameters,
                                  const DistributedOptimizerOptions& options)
-    : made_(std::make_shared<const Made>(Made{parameters, options})),
+    : made_(std::make_shared<const Made>(Made{parameters, options, nullptr})),
       impl_(std::make_shared<Impl>(std::move(parameters), options, /*optimizer=*/nullptr,
-                                   CurrentSession())) {
+                                   /*type=*/nullptr, CurrentSession())) {
   impl_->TakeAll();
 }
 
@@ -76,7 +79,7 @@ void GradientReducer::Make(const torch::optim::Optimizer& optimizer, const Named
   const Shard shard = ShardOfJob(made_->options.shard());
   auto impl =
       std::make_shared<Impl>(names, DistributedOptimizerOptions(made_->options).shard(shard),
-                             &optimizer, CurrentSession());
+                             &optimizer, made_->type, CurrentSession());
   impl->Scan(optimizer);
   if (impl->shards()) impl->shards()->Share(optimizer);
   impl_ = std::move(impl);

@@ -54,9 +54,8 @@ void CheckParameter(const at::Tensor& parameter, at::IntArrayRef cuts, at::IntAr
 
 }  // namespace
 
-ShardBy ChooseShardBy(const Optimizer& optimizer) {
+ShardBy ChooseShardBy(const std::type_info& type) {
   using namespace torch::optim;
-  const std::type_info& type = typeid(optimizer);
   const bool by_element = type == typeid(Adagrad) || type == typeid(Adam) ||
                           type == typeid(AdamW) || type == typeid(RMSprop) || type == typeid(SGD);
   return by_element ? ShardBy::Element : ShardBy::Parameter;

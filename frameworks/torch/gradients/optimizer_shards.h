@@ -10,6 +10,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -25,8 +26,8 @@ namespace sirtaki::detail {
 
 struct TensorCall;
 
-// The choice that ShardBy::Auto comes to for this optimizer, which is of Base's own class.
-ShardBy ChooseShardBy(const torch::optim::Optimizer& optimizer);
+// The choice that ShardBy::Auto comes to for optimizers of this class, which is Base's own.
+ShardBy ChooseShardBy(const std::type_info& type);
 // The reason why the state of this optimizer cannot be sharded; empty if it can.
 std::string WhyNotSharded(const torch::optim::Optimizer& optimizer);
 // Throws what a step is on all ranks when one of them has joined.

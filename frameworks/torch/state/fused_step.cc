@@ -245,9 +245,8 @@ void StepSgd(Optimizer& optimizer) {
 
 }  // namespace
 
-FusedStep FusedStepOf(const Optimizer& optimizer) {
+FusedStep FusedStepOf(const std::type_info& type) {
   using namespace torch::optim;
-  const std::type_info& type = typeid(optimizer);
   if (type == typeid(Adam)) return StepAdam<AdamOptions, AdamParamState, kFusedAdam>;
   if (type == typeid(AdamW)) return StepAdam<AdamWOptions, AdamWParamState, kFusedAdamW>;
   if (type == typeid(Adagrad)) return StepAdagrad;
@@ -255,8 +254,8 @@ FusedStep FusedStepOf(const Optimizer& optimizer) {
   return nullptr;
 }
 
-std::string WhyNotFused(const Optimizer& optimizer) {
-  if (FusedStepOf(optimizer) != nullptr) return {};
+std::string WhyNotFused(const std::type_info& type) {
+  if (FusedStepOf(type) != nullptr) return {};
   return "LibTorch has fused operators for its Adagrad, Adam, AdamW and SGD only, and this "
          "optimizer is of another class: leave out the option fused";
 }

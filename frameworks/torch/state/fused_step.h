@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <string>
+#include <typeinfo>
 
 namespace sirtaki::detail {
 
@@ -13,10 +14,9 @@ namespace sirtaki::detail {
 // gradient that the operators cannot take.
 using FusedStep = void (*)(torch::optim::Optimizer& optimizer);
 
-// Returns the fused step of an optimizer whose class is LibTorch's Adagrad, Adam, AdamW or SGD; null
-// for any other class.
-FusedStep FusedStepOf(const torch::optim::Optimizer& optimizer);
-// The reason why this optimizer has no fused step; empty if it has one.
-std::string WhyNotFused(const torch::optim::Optimizer& optimizer);
+// Returns the fused step of LibTorch's Adagrad, Adam, AdamW or SGD; null for any other class.
+FusedStep FusedStepOf(const std::type_info& type);
+// The reason why optimizers of this class have no fused step; empty if they have one.
+std::string WhyNotFused(const std::type_info& type);
 
 }  // namespace sirtaki::detail
