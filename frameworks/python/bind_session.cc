@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "ops/nccl/nccl_api.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/mpi_calls.h"
+#include "sirtaki/detail/shard_copies.h"
 #include "sirtaki/random.h"
 #include "sirtaki/session.h"
 
@@ -42,6 +44,37 @@ class ElasticRun {
  private:
   std::unique_ptr<detail::ElasticRun> run_ = std::make_unique<detail::ElasticRun>();
 };
+
+py::list BytesOf(const detail::ShardCopies::Shards& shards) {
+  py::list list;
+  for (const std::string& one : shards) list.append(py::bytes(one));
+  return list;
+}
+
+detail::ShardCopies::Shards ReceiveShards(const detail::ShardCopies& copies, int shard) {
+  const Wait wait;
+  const py::gil_scoped_release release;
+  return copies.Receive(shard);
+}
+
+void BindShardCopies(py::module_& module) {
+  using detail::ShardCopies;
+  py::class_<ShardCopies>(module, "ShardCopies")
+      .def(py::init<>())
+      .def("keep", &ShardCopies::Keep, Waiting())
+      .def("confirm", &ShardCopies::Confirm, WithoutGil())
+      .def("mine", [](const ShardCopies& copies) { return BytesOf(copies.Mine()); })
+      .def(
+          "agree",
+          [](ShardCopies& copies, std::int64_t place) {
+            const ShardCopies::Boundary agreed = copies.Agree(place);
+            return std::tuple(agreed.place, agreed.root, agreed.shards);
+          },
+          Waiting())
+      .def("receive", [](const ShardCopies& copies, int shard) {
+        return BytesOf(ReceiveShards(copies, shard));
+      });
+}
 
 template <void (*Do)(std::chrono::milliseconds)>
 void WithTimeout(double seconds) {
@@ -83,6 +116,8 @@ void BindSession(py::module_& module) {
       .def("goes_on_after_error", &ElasticRun::GoesOnAfterError, py::arg("peer_lost"),
            py::arg("reached"), WithoutGil())
       .def("close", &ElasticRun::Close);
+
+  BindShardCopies(module);
 
   module.attr("mpi_built") = !detail::MpiModules().empty();
   module.attr("nccl_version") = ops::nccl::kDeclaredVersion;

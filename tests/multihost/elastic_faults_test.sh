@@ -2,7 +2,8 @@
 # An elastic job on two hosts of two ranks: ranks are killed and stopped, a host loses all its processes or its link, ranks are taken
 # away and come back, by seed (SIRTAKI_TEST_SEED), 5 times, with SIRTAKI_TEST_SCALE=full 300 times. Nothing hangs, the parameters of
 # all ranks are the same after each change, and every sample is trained once in each epoch. In Python, where that is built, the losses
-# are those of one process that makes the same steps.
+# are those of one process that makes the same steps. A second job has a sharded optimizer, and its parameters and state are, to the
+# bit, those of one process.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"

@@ -3,7 +3,7 @@
     elastic_job.py SIRTAKIRUN PYTHON [CASE ...]    with elastic_program.py
     elastic_job.py SIRTAKIRUN PROGRAM [CASE ...]   with its twin by the C++ API
 
-ELASTIC_HOSTS: a folder that tells of two hosts (../multihost/elastic_faults_test.sh); then on_hosts is the only case.
+ELASTIC_HOSTS: a folder that tells of two hosts (../multihost/elastic_faults_test.sh); then the cases are those on hosts.
 """
 
 import json
@@ -142,6 +142,13 @@ class Job:
         assert len({tuple(end[1:]) for end in ends}) == 1, f"the ranks differ: {ends}"
 
 
+    def check_shards(self):
+        """The ranks have looked at their shards when each generation began and at the end."""
+        found = [re.match(r"\[\d+\] (begins|exact|ends) ", line) for line in self.lines]
+        kinds = [each[1] for each in found if each]
+        assert kinds.count("exact") >= kinds.count("begins") > 0, kinds
+
+
 def killed_and_replaced(start):
     """A worker is killed: the others go on, and a new one comes."""
     for victim in (2, 0):
@@ -203,14 +210,47 @@ def fails(start):
     job.wait_for(r"on purpose")
 
 
+def shards_are_copied(start):
+    """The shards of a killed worker are its partner's copies: state and parameters are those of one process, to the bit."""
+    for mode in ("sharded", "sharded gradients"):
+        job = start("-np", "4", arguments=[mode])
+        at, _ = job.wait_for(r"epoch \d+ 4")
+        for victim in (2, 0):
+            os.kill(job.pid(victim), signal.SIGKILL)
+            at, _ = job.wait_for(r"begins \d 3 ", at)
+            at, _ = job.wait_for(r"exact \d+ \d+", at)
+            at, _ = job.wait_for(r"begins \d 4 ", at)
+            at, _ = job.wait_for(r"epoch \d+ 4", at)
+        assert job.end() == 0
+        job.check_equal(4)
+        job.check_shards()
+
+
+def shards_come_to_one_rank(start):
+    """A rank that is alone has the whole state, and gives shards of it to one that comes."""
+    job = start("-np", "2", arguments=["sharded"])
+    at, _ = job.wait_for(r"epoch \d+ 2")
+    os.kill(job.pid(0), signal.SIGKILL)
+    at, _ = job.wait_for(r"begins 0 1 ", at)
+    at, _ = job.wait_for(r"begins \d 2 ", at)
+    job.wait_for(r"epoch \d+ 2", at)
+    assert job.end() == 0
+    job.check_equal(2)
+    job.check_shards()
+
+
 def shards_are_lost(start):
-    """Of a sharded optimizer a rank takes its shards with it, and the job ends with that text."""
-    job = start("-np", "3", arguments=["sharded"])
-    at, _ = job.wait_for(r"epoch \d+ 3")
-    os.kill(job.pid(1), signal.SIGKILL)
-    job.wait_for(r"a rank that is lost takes its shards of the state with it: this is rank \d of 2, and was rank \d of 3", at)
-    job.wait_for(r"^sirtakirun: all workers have failed", at)
-    assert job.end() != 0
+    """Without copies, and where a rank and its partner are lost at once, the job ends with that text."""
+    for mode, victims in (("sharded alone", [1]), ("sharded", [1, 2])):
+        job = start("-np", "4", arguments=[mode])
+        at, _ = job.wait_for(r"epoch \d+ 4")
+        pids = [job.pid(victim) for victim in victims]
+        for how in (signal.SIGSTOP, signal.SIGKILL):  # none of them does anything more when the first is lost
+            for pid in pids:
+                os.kill(pid, how)
+        job.wait_for(r"a rank that is lost takes its shards of the state with it: nobody is left that has those of rank 1 of 4", at)
+        job.wait_for(r"^sirtakirun: all workers have failed", at)
+        assert job.end() != 0
 
 
 def many_faults(start, mode=""):
@@ -286,7 +326,12 @@ WHOLE = {"h1": 2, "h2": 2}
 FEWER = [{"h1": 2}, {"h1": 2, "h2": 1}, {"h1": 1, "h2": 2}, {"h1": 1, "h2": 1}]
 
 
-def on_hosts(start):
+def shards_on_hosts(start):
+    """The same with a sharded optimizer: copies of shards lie on the other host."""
+    on_hosts(start, "sharded")
+
+
+def on_hosts(start, mode=""):
     """Ranks are killed and stopped, a host loses its processes or its link, ranks are taken away and come back: as many_faults."""
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
@@ -294,13 +339,18 @@ def on_hosts(start):
     hosts = start.hosts
     hosts.list(WHOLE)
     job = start("--host-discovery-script", str(hosts.find), "--peer-timeout", "2s", "--ping-interval", "0.5s",
-                "--blacklist-cooldown-range", "1,1", "--ssh-args", f"-F {hosts.state}/ssh_config", "--network-interfaces", "veth0")
+                "--blacklist-cooldown-range", "1,1", "--ssh-args", f"-F {hosts.state}/ssh_config", "--network-interfaces", "veth0",
+                arguments=[mode] if mode else [])
     at, _ = job.wait_for(r"generation 1 has begun")
-    for number in range(FAULTS):
+    faults = min(FAULTS, 30) if mode else FAULTS
+    for number in range(faults):
         at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
         if choose.random() < 0.6 and len(job.members()) < 4:
             at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
             at, _ = job.wait_for(r"generation \d+ has begun", at)
+        if mode:  # until then a second loss may take a shard and its copy
+            number_of_it = max(int(found[1]) for line in job.lines if (found := re.search(r"generation (\d+) has begun", line)))
+            at, _ = job.wait_for(rf"generation {number_of_it} trains")
         time.sleep(choose.uniform(0, 0.3))
         # Somebody who has the state must be left, on the host that stays.
         while len(job.members()) < 2 or not job.holders():
@@ -312,7 +362,7 @@ def on_hosts(start):
         if len(members) == 4:
             kinds += ["list"]
         kind = choose.choice(kinds)
-        print(f"--- {number + 1} of {FAULTS}: {kind}", flush=True)
+        print(f"--- {number + 1} of {faults}: {kind}", flush=True)
         at = job.mark()
         if kind == "rank":
             job.hit(choose, hosts.send)
@@ -336,13 +386,18 @@ def on_hosts(start):
     job.wait_for(r"epoch \d+ 4", at)
     assert job.end() == 0
     job.check_equal(4)
-    if start.is_python:
+    if mode:
+        job.check_shards()
+    elif start.is_python:
         job.check_losses(start.program)
 
 
 LONG = [many_faults, many_faults_between_commits, many_generations]
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, shards_are_lost, *LONG]
-OF_PYTHON = [shards_are_lost]  # in C++ a State refuses such an optimizer
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, shards_are_copied, shards_come_to_one_rank,
+         shards_are_lost, *LONG]
+
+
+ON_HOSTS = [on_hosts, shards_on_hosts]
 
 
 class Start:
@@ -364,9 +419,7 @@ class Start:
 
 def main(sirtakirun, program, *names):
     state = os.environ.get("ELASTIC_HOSTS")
-    cases = [on_hosts] if state else [case for case in CASES if not names or case.__name__ in names]
-    if not pathlib.Path(program).name.startswith("python"):
-        cases = [case for case in cases if case not in OF_PYTHON]
+    cases = [case for case in (ON_HOSTS if state else CASES) if not names or case.__name__ in names]
     if not (FULL or names or state):  # one of the long ones
         left_out = random.SystemRandom().sample(LONG, len(LONG) - 1)
         cases = [case for case in cases if case not in left_out]

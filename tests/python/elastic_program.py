@@ -20,6 +20,7 @@ from sirtaki.torch._library import _C
 SAMPLES = 60
 BATCH = 2
 STEPS_OF_COMMIT = 10  # where step() is called after each
+STEPS_OF_COPY = 4  # of shards
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
 
@@ -54,10 +55,13 @@ def make_data():
 
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
-    step() is called in the place of most commits; "sharded": the optimizer is; a number: that many generations are made."""
+    step() is called in the place of most commits; "sharded", "sharded gradients", "sharded alone": see train_sharded(); a
+    number: that many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
+    if mode.startswith("sharded"):
+        return train_sharded(enough, mode)
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
     imported = set(sys.modules)
     model = make_net()
@@ -66,8 +70,7 @@ def main(enough, mode=""):
     late = [name for name in sys.modules if name.startswith("torch.") and name not in imported]
     assert len(late) < 10, f"the others wait while this rank imports {len(late)} modules of torch: {late[:10]} …"
     local.add_param_group({"params": counter.parameters(), "lr": 1.0, "momentum": 0.0})
-    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)],
-                                         shard="optimizer" if mode == "sharded" else None)
+    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)])
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.TorchState(model=model, counter=counter, optimizer=optimizer, sampler=sampler,
@@ -126,6 +129,90 @@ def main(enough, mode=""):
     except hvd.InvalidArgumentError as error:
         say("again:", error)
     say("ends", hvd.rank(), hvd.size(), steps, digest(model))
+
+
+class Exact(torch.nn.Module):
+    """A net whose gradient is exact, in whatever order the ranks' are added up: small whole numbers. So one process that makes
+    the same steps has the same bits."""
+
+    LARGE = 1000  # elements: several ranks have parts of them
+    RATE = 0.01
+
+    def __init__(self):
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.zeros(self.LARGE))
+        self.small = torch.nn.Parameter(torch.zeros(5))
+
+    @staticmethod
+    def gradients(parameter):
+        """By sample."""
+        return ((torch.arange(parameter.numel()) + 3 * torch.arange(SAMPLES).view(-1, 1)) % 7 - 3).float()
+
+    def forward(self, samples):
+        return sum((parameter * self.gradients(parameter)[samples].sum(0)).sum() for parameter in self.parameters())
+
+
+def check_exact(exact, optimizer, history):
+    """The sharded optimizer and its parameters are, to the bit, what one process makes of the steps with these samples."""
+    alone = Exact()
+    adam = torch.optim.Adam(alone.parameters(), Exact.RATE)
+    of_sample = [Exact.gradients(parameter) for parameter in alone.parameters()]
+    for samples in history:
+        for parameter, gradients in zip(alone.parameters(), of_sample):
+            parameter.grad = gradients[samples].sum(0)
+        adam.step()
+    mine = optimizer._sirtaki_shards.mine if hvd.size() > 1 else {}
+    looked = 0
+    for parameter, wanted in zip(exact.parameters(), alone.parameters()):
+        assert torch.equal(parameter, wanted), f"a parameter after {len(history)} steps"
+        shard, begin = mine.get(parameter, (parameter if hvd.size() == 1 else None, 0))
+        if not history or shard is None:
+            continue
+        assert hvd.size() == 1 or shard.numel() < Exact.LARGE, "a parameter is not cut"
+        now, then = optimizer.state[shard], adam.state[wanted]
+        assert now["step"] == then["step"], f"{now['step']} steps of Adam in the place of {then['step']}"
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(now[key].view(-1), then[key].view(-1)[begin:begin + shard.numel()]), f"{key} after {len(history)} steps"
+        looked += shard.numel()
+    say("exact", len(history), looked)
+
+
+def train_sharded(enough, mode):
+    """The modes "sharded", "sharded gradients" and "sharded alone": without copies."""
+    exact = Exact()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(exact.parameters(), Exact.RATE), exact.named_parameters(), op=hvd.Sum,
+                                         shard="gradients" if mode == "sharded gradients" else "optimizer")
+    sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
+    state = hvd.elastic.TorchState(model=exact, optimizer=optimizer, sampler=sampler, epoch=0, history=[])
+    state.copy_shards = None if mode == "sharded alone" else STEPS_OF_COPY
+
+    @hvd.elastic.run
+    def train(state):
+        say("begins", hvd.rank(), hvd.size(), state.epoch, len(state.history), _C.elastic_generation(), digest(exact))
+        check_exact(exact, optimizer, state.history)
+        while not hvd.broadcast_object(os.path.exists(enough)):
+            indices = list(sampler)
+            for at in range(0, len(indices), BATCH):
+                ours = indices[at:at + BATCH]
+                everyone = hvd.allgather_object(ours)
+                optimizer.zero_grad()
+                exact(ours).backward()
+                optimizer.step()
+                sampler.record_batch(at // BATCH, len(ours))
+                state.history = state.history + [sum(everyone, [])]
+                time.sleep(PAUSE)
+                state.step()
+                if len(state.history) % STEPS_OF_COMMIT == 0:
+                    state.commit()
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+            state.commit()
+            if hvd.rank() == 0:
+                say("epoch", state.epoch, hvd.size())
+
+    train(state)
+    check_exact(exact, optimizer, state.history)
+    say("ends", hvd.rank(), hvd.size(), len(state.history), digest(exact))
 
 
 def check_counter(counter, steps):

@@ -67,6 +67,85 @@ struct Counter : torch::nn::Module {
   torch::Tensor weight = torch::zeros({1}, torch::requires_grad());
 };
 
+constexpr std::int64_t kLarge = 1000;  // elements: several ranks have parts of them
+
+// A net whose gradient is exact, in whatever order the ranks' are added up: small whole numbers. So one
+// process that makes the same steps has the same bits.
+struct Exact : torch::nn::Module {
+  Exact() {
+    register_parameter("large", large);
+    register_parameter("small", small);
+  }
+  // By sample.
+  static torch::Tensor gradients(const torch::Tensor& parameter) {
+    return (torch::arange(parameter.numel()) + 3 * torch::arange(kSamples).view({-1, 1}))
+        .remainder(7)
+        .sub(3)
+        .to(torch::kFloat);
+  }
+  torch::Tensor forward(const torch::Tensor& samples) {
+    return (large * gradients(large).index_select(0, samples).sum(0)).sum() +
+           (small * gradients(small).index_select(0, samples).sum(0)).sum();
+  }
+
+  torch::Tensor large = torch::zeros({kLarge}, torch::requires_grad());
+  torch::Tensor small = torch::zeros({5}, torch::requires_grad());
+};
+
+constexpr double kRateOfExact = 0.01;
+constexpr std::int64_t kStepsOfCopy = 4;
+
+// Throws where the sharded optimizer and its parameters are not, to the bit, what one process makes of
+// the steps with these samples.
+void check_exact(Exact& exact, torch::optim::Optimizer& optimizer, const torch::Tensor& history) {
+  Exact alone;
+  torch::optim::Adam adam(alone.parameters(), kRateOfExact);
+  const auto samples = history.to(torch::kFloat);
+  const auto of_large = Exact::gradients(alone.large);
+  const auto of_small = Exact::gradients(alone.small);
+  for (std::int64_t step = 0; step < history.size(0); ++step) {
+    alone.large.mutable_grad() = samples[step].matmul(of_large);
+    alone.small.mutable_grad() = samples[step].matmul(of_small);
+    adam.step();
+  }
+  const auto fail = [&](const char* what) {
+    throw std::runtime_error(std::string(what) + " is not that of one process after " +
+                             std::to_string(history.size(0)) + " steps");
+  };
+  const auto ours = exact.parameters();
+  const auto theirs = alone.parameters();
+  auto* const reducer = sirtaki::detail::ReducerOf(optimizer);
+  std::int64_t looked = 0;
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (!ours[i].equal(theirs[i])) fail("a parameter");
+    if (history.size(0) == 0) continue;
+    torch::Tensor mine = reducer->is_sharded() ? torch::Tensor() : ours[i];
+    std::int64_t begin = 0;
+    if (reducer->is_sharded()) {
+      for (const auto& shard : reducer->shards()) {
+        if (!shard.parameter.is_same(ours[i])) continue;
+        mine = shard.shard;
+        begin = shard.begin;
+      }
+    }
+    if (!mine.defined()) continue;
+    const auto found = optimizer.state().find(mine.unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) fail("a missing state of a shard");
+    const auto& now = static_cast<const torch::optim::AdamParamState&>(*found->second);
+    const auto& wanted = static_cast<const torch::optim::AdamParamState&>(
+        *adam.state().at(theirs[i].unsafeGetTensorImpl()));
+    const auto part = [&](const torch::Tensor& whole) {
+      return whole.view(-1).narrow(0, begin, mine.numel());
+    };
+    if (now.step() != wanted.step()) fail("the number of Adam's steps");
+    if (!now.exp_avg().view(-1).equal(part(wanted.exp_avg()))) fail("a shard's average");
+    if (!now.exp_avg_sq().view(-1).equal(part(wanted.exp_avg_sq()))) fail("a shard's variance");
+    if (reducer->is_sharded() && mine.numel() == kLarge) fail("a parameter that is not cut");
+    looked += mine.numel();
+  }
+  std::printf("exact %" PRId64 " %" PRId64 "\n", history.size(0), looked);
+}
+
 std::uint64_t digest(const torch::nn::Module& module) {
   std::uint64_t hash = 14695981039346656037U;  // FNV-1a
   for (const auto& parameter : module.parameters()) {
@@ -241,6 +320,60 @@ void train(const std::string& enough, const std::string& mode) {
               digest(net));
 }
 
+// The modes "sharded", "sharded gradients" and "sharded alone": without copies.
+void train_sharded(const std::string& enough, const std::string& mode) {
+  Exact exact;
+  auto optimizer = sirtaki::DistributedOptimizer(
+      torch::optim::Adam(exact.parameters(), kRateOfExact), exact.named_parameters(),
+      sirtaki::DistributedOptimizerOptions()
+          .op(sirtaki::ReduceOp::Sum)
+          .shard(mode == "sharded gradients" ? sirtaki::Shard::Gradients
+                                             : sirtaki::Shard::OptimizerState));
+  const std::string plan = sirtaki::memory_plan({100, 100, 200}, 4, 2).text();
+  if (plan.find("+ copies of shards") == std::string::npos) throw std::runtime_error(plan);
+  sirtaki::DistributedSampler sampler(kSamples);
+  std::int64_t epoch = 0;
+  auto history = torch::zeros({0, kSamples}, torch::kLong);  // of each step: how often, by sample
+  auto state = sirtaki::elastic::State()
+                   .model(exact)
+                   .optimizer(optimizer)
+                   .sampler(sampler)
+                   .value("epoch", epoch)
+                   .value("history", history)
+                   .copy_shards(mode == "sharded alone" ? -1 : kStepsOfCopy);
+  sirtaki::elastic::run(state, [&] {
+    const int generation = sirtaki::elastic::generation();
+    std::printf("begins %d %d %" PRId64 " %" PRId64 " %d %016" PRIx64 "\n", sirtaki::rank(),
+                sirtaki::size(), epoch, history.size(0), generation, digest(exact));
+    check_exact(exact, optimizer, history);
+    const auto is_enough = [&] {
+      return sirtaki::broadcast_object(std::filesystem::exists(enough) ? "yes" : "no", 0) == "yes";
+    };
+    while (!is_enough()) {
+      while (const auto batch = sampler.next(kBatch)) {
+        const auto ours = torch::tensor(std::vector<std::int64_t>(batch->begin(), batch->end()));
+        const auto all = sirtaki::allgather(ours);
+        optimizer.zero_grad();
+        exact.forward(ours).backward();
+        optimizer.step();
+        const auto counts = torch::zeros({1, kSamples}, torch::kLong);
+        counts[0].index_add_(0, all, torch::ones_like(all));
+        history = torch::cat({history, counts});
+        std::this_thread::sleep_for(kPause);
+        state.step();
+        if (history.size(0) % kStepsOfCommit == 0) state.commit();
+      }
+      ++epoch;
+      sampler.set_epoch(static_cast<std::size_t>(epoch));
+      state.commit();
+      if (sirtaki::rank() == 0) std::printf("epoch %" PRId64 " %d\n", epoch, sirtaki::size());
+    }
+  });
+  check_exact(exact, optimizer, history);
+  std::printf("ends %d %d %" PRId64 " %016" PRIx64 "\n", sirtaki::rank(), sirtaki::size(),
+              history.size(0), digest(exact));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -252,7 +385,8 @@ int main(int argc, char** argv) {
   std::printf("pid %d\n", static_cast<int>(getpid()));
   try {
     sirtaki::init();
-    train(argv[1], argc == 3 ? argv[2] : "");
+    const std::string mode = argc == 3 ? argv[2] : "";
+    mode.rfind("sharded", 0) == 0 ? train_sharded(argv[1], mode) : train(argv[1], mode);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "elastic_twin: %s\n", error.what());
     if (sirtaki::is_initialized()) sirtaki::abort(error.what());

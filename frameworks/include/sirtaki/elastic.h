@@ -77,7 +77,8 @@ class SIRTAKI_API State {
 
   // The optimizer's state and options, by its own save() and load(). A DistributedOptimizer is made
   // for each new generation again, any other optimizer stays as it is; gradients of both are let go
-  // then. Throws Unsupported for one that is sharded, or that averages over a process set.
+  // then. The state of a sharded one is kept as copy_shards() says. Throws Unsupported for one that is
+  // sharded in a job that is not elastic, or that averages over a process set.
   State& optimizer(torch::optim::Optimizer& optimizer, const std::string& name = "optimizer");
 
   // How many steps the scheduler has made, and a metric that it remembers.
@@ -126,6 +127,15 @@ class SIRTAKI_API State {
   // about 5 KB, and restore() leaves it alone.
   State& keep_random_state(bool keeps);
 
+  // Says how often the partner of each rank, on another host if there is one, gets a copy of that rank's
+  // shards of the optimizers' state: at each commit() where it is 0, the default; at each of so many
+  // calls of step() as well where it is more, each of which then is a commit() that does not call
+  // check_changes(); never where it is -1. When ranks are lost, the training goes on from the last
+  // commit() of which each shard or a copy of it is left; without one run() throws InvalidArgument on all
+  // ranks. A rank has copies as large as its own shards in the commit, and as many of others', twice that
+  // while it commits. All ranks say the same. Throws InvalidArgument for numbers below -1.
+  State& copy_shards(std::int64_t every_steps);
+
   // Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the
   // last step() of a rank that is left, where that came after the last commit(). It keeps a copy of
   // everything but the optimizers' parameters and state, which lie there unchanged until the next step of
@@ -134,8 +144,9 @@ class SIRTAKI_API State {
   // little where values, buffers and the parameters that no optimizer has are small; it waits for each
   // GPU that the state lies on. It does nothing, and a warning on rank 0 names the reason once, where the
   // state has an optimizer that is no DistributedOptimizer, one with parameters of no model, or models
-  // with trained parameters of no optimizer; run() then goes back to the last commit(). After a fault of
-  // the job it throws that. All ranks call it alike; not collective.
+  // with trained parameters of no optimizer, or a sharded optimizer that copy_shards() gives no number of
+  // steps; run() then goes back to the last commit(). After a fault of the job it throws that. All ranks
+  // call it alike; not collective, but for the steps of copy_shards().
   void step();
 
   // Copies all parts in memory, for restore() to bring them back, then calls check_changes(). What was

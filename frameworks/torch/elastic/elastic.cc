@@ -22,6 +22,7 @@
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/detail/elastic_calls.h"
+#include "sirtaki/detail/shard_copies.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
 
@@ -76,12 +77,36 @@ struct State::Impl {
   }
   // After a fault a GPU may have what a collective has left that was broken off. That is known when
   // all is copied, and the last copy stays.
-  void Commit(std::int64_t at) {
+  // `is_agreed_on`: all ranks have the boundary's other parts already, whatever becomes of its shards.
+  void Commit(std::int64_t at, bool is_agreed_on = false) {
     const Keep keep = Copy(&ElasticPart::commit);
     const auto gpus = AwaitGpus();
     detail::ThrowIfError(detail::CurrentSession()->Check());
+    if (HasShards() && !is_agreed_on) KeepShards(at);
     NoteCommit(keep, at, gpus);
+    if (HasShards() && is_agreed_on) KeepShards(at);
   }
+  bool HasShards() const {
+    return std::any_of(parts.begin(), parts.end(), [](const auto& one) { return one.shards.save; });
+  }
+  void KeepShards(std::int64_t at) {
+    detail::ShardCopies::Shards mine;
+    for (const ElasticPart& part : parts) {
+      if (part.shards.save) mine.push_back(part.shards.save());
+    }
+    copies.Keep(at, mine, copy_every >= 0);
+  }
+  // The parts whose shards these are, with the bytes of each.
+  void RestoreShards() const {
+    const detail::ShardCopies::Shards mine = copies.Mine();
+    auto saved = mine.begin();
+    for (const ElasticPart& part : parts) {
+      if (!part.shards.save || saved == mine.end()) continue;
+      if (!saved->empty()) part.shards.restore(*saved);
+      ++saved;
+    }
+  }
+  void ReceiveShards(const detail::ShardCopies::Boundary& boundary) const;
   void NoteCommit(const Keep& keep, std::int64_t at, const std::vector<c10::Device>& gpus) {
     Replace(keep);
     random_at_step = {};
@@ -89,6 +114,7 @@ struct State::Impl {
     has_copy = true;
     place = committed_at = at;
     stepped_at = -1;
+    steps_since_commit = 0;
   }
   void KeepStep() {
     const Keep keep = Copy(&ElasticPart::step);
@@ -121,6 +147,7 @@ struct State::Impl {
     Restore(&ElasticPart::step);
     place = stepped_at;
   }
+  detail::ShardCopies::Boundary BoundaryOf(bool from_newest) const;
   void Sync(bool from_newest);
   // Draws go on where a loss has brought the training back to. A rank that has received a later place
   // had made its draws before that.
@@ -144,6 +171,16 @@ struct State::Impl {
       }
     }
     return all;
+  }
+  // Returns whether ranks are to come or to go, on all ranks alike. All have kept the last commit when
+  // it returns.
+  bool IsToChange() {
+    if (!elastic::is_elastic()) return false;
+    const bool changes = rank() == 0 && !detail::ElasticChange().empty();
+    at::Tensor told = at::full({1}, changes ? 1 : 0, at::kByte);
+    broadcast_(told, 0, BroadcastOptions().name("sirtaki/elastic change"));
+    copies.Confirm();
+    return told.item<std::uint8_t>() != 0;
   }
   // How often each of them was written to.
   using VersionList = std::vector<std::pair<const c10::TensorImpl*, std::int64_t>>;
@@ -170,6 +207,7 @@ struct State::Impl {
         of_models.insert(parameter);
       }
     }
+    if (HasShards()) return "an optimizer of it is sharded";
     for (const auto& [name, optimizer] : optimizers) {
       if (detail::ReducerOf(*optimizer) == nullptr) {
         return "the " + name +
@@ -202,7 +240,39 @@ struct State::Impl {
   RandomState random_at_step;
   RandomState random_at_commit;
   bool goes_back = false;  // since a loss, and not there yet
+  detail::ShardCopies copies;
+  std::int64_t copy_every = 0;  // steps; -1: never
+  std::int64_t steps_since_commit = 0;
 };
+
+// Each rank gets its part of the shards that the ranks of the boundary had.
+void State::Impl::ReceiveShards(const detail::ShardCopies::Boundary& boundary) const {
+  std::vector<const ElasticPart*> sharded;
+  for (const ElasticPart& part : parts) {
+    if (part.shards.save) sharded.push_back(&part);
+  }
+  for (int shard = 0; shard < boundary.shards; ++shard) {
+    const detail::ShardCopies::Shards saved = copies.Receive(shard);
+    for (std::size_t i = 0; i < sharded.size(); ++i) {
+      if (saved[i].empty()) {  // of an optimizer that has made no step
+        if (shard == 0) sharded[i]->sync(boundary.root);
+        continue;
+      }
+      if (shard == 0) sharded[i]->shards.begin();
+      sharded[i]->shards.add(saved[i]);
+      if (shard + 1 == boundary.shards) sharded[i]->shards.finish();
+    }
+  }
+}
+
+// The boundary of a state that each rank has all of.
+detail::ShardCopies::Boundary State::Impl::BoundaryOf(bool from_newest) const {
+  const at::Tensor places =
+      allgather(at::full({1}, place, at::kLong), AllgatherOptions().name("sirtaki/elastic place"));
+  const auto* const begin = places.const_data_ptr<std::int64_t>();
+  const auto root = from_newest ? std::max_element(begin, begin + places.numel()) - begin : 0;
+  return {begin[root], static_cast<int>(root), 0};
+}
 
 void State::Impl::Sync(bool from_newest) {
   const auto session = detail::CurrentSession();
@@ -210,21 +280,24 @@ void State::Impl::Sync(bool from_newest) {
   std::vector<std::string> lines;
   for (const ElasticPart& part : parts) lines.push_back(part.name + part.type);
   detail::AgreeOnList("elastic::State", lines, "", session);
-  const at::Tensor places =
-      allgather(at::full({1}, place, at::kLong), AllgatherOptions().name("sirtaki/elastic place"));
-  const auto* const begin = places.const_data_ptr<std::int64_t>();
-  const auto root = from_newest ? std::max_element(begin, begin + places.numel()) - begin : 0;
+  const bool takes_shards = from_newest && HasShards();
+  const detail::ShardCopies::Boundary boundary =
+      takes_shards ? copies.Agree(place) : BoundaryOf(from_newest);
   const bool is_at_step = IsAtStep();
-  is_receiving = rank() != root;
+  is_receiving = rank() != boundary.root;
   try {
-    for (const ElasticPart& part : parts) part.sync(static_cast<int>(root));
+    for (const ElasticPart& part : parts) {
+      if (boundary.shards == 0 || !part.shards.save) part.sync(boundary.root);
+    }
+    if (boundary.shards > 0) ReceiveShards(boundary);
   } catch (...) {
     // What the root has sent is marked as written to, and is what it was.
     if (!is_receiving && is_at_step) versions = Versions();
     throw;
   }
-  if (std::exchange(goes_back, false)) RestoreRandom(begin[root]);
-  Commit(begin[root]);
+  if (std::exchange(goes_back, false)) RestoreRandom(boundary.place);
+  // What sync() gives to all is a boundary of its own: shards are not those of the one before.
+  Commit(boundary.place + (HasShards() && !from_newest ? 1 : 0), /*is_agreed_on=*/from_newest);
   is_receiving = false;
   if (elastic::is_elastic()) detail::TellElasticState();
 }
@@ -302,7 +375,21 @@ State& State::keep_random_state(bool keeps) {
   return *this;
 }
 
+State& State::copy_shards(std::int64_t every_steps) {
+  if (every_steps < -1) {
+    RefuseState(core::StatusCode::kInvalidArgument,
+                "copy_shards(" + std::to_string(every_steps) +
+                    "): it is a number of steps, 0 for each commit() alone, or -1 for no copies");
+  }
+  impl_->copy_every = every_steps;
+  return *this;
+}
+
 void State::step() {
+  if (impl_->copy_every > 0 && impl_->HasShards()) {
+    if (++impl_->steps_since_commit == impl_->copy_every) impl_->Commit(impl_->place + 1);
+    return;
+  }
   impl_->of_optimizers = impl_->OfOptimizers();
   const std::string why = impl_->WhyStepsAreUnknown();
   if (why.empty()) return impl_->KeepStep();
@@ -315,15 +402,14 @@ void State::step() {
 void State::commit() {
   impl_->Commit(impl_->place + 1);
   ++impl_->commits;
-  check_changes();
+  if (impl_->IsToChange()) throw HostsUpdated();
 }
 
 void State::check_changes() {
-  if (!is_elastic()) return;
-  const bool changes = rank() == 0 && !detail::ElasticChange().empty();
-  at::Tensor told = at::full({1}, changes ? 1 : 0, at::kByte);
-  broadcast_(told, 0, BroadcastOptions().name("sirtaki/elastic change"));
-  if (told.item<std::uint8_t>() != 0) throw HostsUpdated();
+  if (!impl_->IsToChange()) return;
+  // The ranks that come after the change have other shards.
+  if (impl_->HasShards()) impl_->Commit(impl_->place + 1);
+  throw HostsUpdated();
 }
 
 void State::restore() {
@@ -332,6 +418,7 @@ void State::restore() {
                 "restore() was called before commit(), sync() or run()");
   }
   impl_->RestoreCommit();
+  impl_->RestoreShards();
 }
 
 void State::sync() { impl_->Sync(/*from_newest=*/false); }

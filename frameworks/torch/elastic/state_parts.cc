@@ -3,14 +3,20 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/optimizer_archive.h"
+#include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/data_parallel.h"
+#include "sirtaki/detail/elastic_calls.h"
+#include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
@@ -65,11 +71,15 @@ ElasticPart PartOfAnyScheduler(const std::string& name, Scheduler& scheduler) {
   return PartOfArchive("scheduler", name, save, load);
 }
 
+bool IsSharded(const DistributedOptimizerOptions& options) {
+  return detail::ShardOfJob(options.shard()) != Shard::None;
+}
+
 // Why an optimizer cannot be made again for other ranks; empty: it can.
 std::string WhyNot(const DistributedOptimizerOptions& options) {
-  if (detail::ShardOfJob(options.shard()) != Shard::None) {
-    return "is sharded, and a rank that is lost takes its shards of the state with it: use "
-           "Shard::None, or checkpoints and sirtakirun --max-restarts";
+  if (IsSharded(options) && !detail::IsElastic()) {
+    return "is sharded, and nobody keeps copies of shards in a job that is not elastic: use "
+           "sirtakirun --elastic, or Shard::None, or checkpoints and sirtakirun --max-restarts";
   }
   if (options.process_set().membership() != nullptr) {
     return "averages over a process set, which ends with the ranks that it was made of: let it "
@@ -143,6 +153,103 @@ ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
     for (std::size_t i = 0; i < groups.size() && i < kept->size(); ++i) {
       if ((*kept)[i]) groups[i].set_options((*kept)[i]->clone());
     }
+  };
+  return copy;
+}
+
+// What a rank has saved of its shards. With ShardOver::Host other hosts have the same once more, and a
+// state is made of the first host's.
+constexpr char kOfFirstSet = '1';
+constexpr char kOfOtherSet = '2';
+
+std::string SaveShards(detail::GradientReducer& reducer, torch::optim::Optimizer& optimizer) {
+  if (!reducer.has_sharded_state()) return {};
+  return (reducer.shard_set().ranks().front() == 0 ? kOfFirstSet : kOfOtherSet) +
+         BytesOf([&](OutputArchive& archive) { reducer.SaveShards(optimizer, archive); });
+}
+
+void LoadArchive(const std::string& shards, InputArchive* archive) {
+  archive->load_from(shards.data() + 1, shards.size() - 1, c10::kCPU);
+}
+
+std::vector<detail::OwnShard> CutAgain(detail::GradientReducer& reducer,
+                                       torch::optim::Optimizer& optimizer) {
+  reducer.CutParameters(optimizer);
+  std::vector<detail::OwnShard> mine;
+  for (const detail::ShardOfParameter& shard : reducer.shards()) {
+    if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
+  }
+  return mine;
+}
+
+void RestoreShards(detail::GradientReducer& reducer, torch::optim::Optimizer& optimizer,
+                   const std::string& shards) {
+  InputArchive archive;
+  LoadArchive(shards, &archive);
+  std::unordered_map<const void*, at::Tensor> mine;
+  for (const detail::OwnShard& one : CutAgain(reducer, optimizer)) {
+    mine[one.parameter.unsafeGetTensorImpl()] = one.shard;
+  }
+  const auto ranges = detail::ShardCover(detail::DescribeOptimizer(optimizer)).RangesOf(archive);
+  std::vector<std::vector<at::Tensor>> groups;
+  std::size_t place = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    std::vector<at::Tensor>& of_group = groups.emplace_back();
+    for (const at::Tensor& parameter : group.params()) {
+      const std::int64_t count = ranges[place++].count;
+      if (count == 0) continue;
+      of_group.push_back(count == parameter.numel() ? parameter
+                                                    : mine.at(parameter.unsafeGetTensorImpl()));
+    }
+  }
+  optimizer.state().clear();
+  {
+    const detail::InPlaceOfParameters in_place(optimizer, std::move(groups));
+    detail::LoadOptimizer(optimizer, archive);
+  }
+  reducer.set_sharded_state(true);
+}
+
+detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
+                               torch::optim::Optimizer& optimizer) {
+  const auto all = std::make_shared<std::unique_ptr<detail::ShardsOfAllRanks>>();
+  detail::ElasticShards shards;
+  shards.save = [&reducer, &optimizer] { return SaveShards(reducer, optimizer); };
+  shards.restore = [&reducer, &optimizer](const std::string& saved) {
+    RestoreShards(reducer, optimizer, saved);
+  };
+  shards.begin = [&reducer, &optimizer, all] {  // a rank that is alone has no shards
+    *all = reducer.is_sharded()
+               ? std::make_unique<detail::ShardsOfAllRanks>(optimizer, CutAgain(reducer, optimizer))
+               : std::make_unique<detail::ShardsOfAllRanks>(optimizer);
+  };
+  shards.add = [all](const std::string& saved) {
+    if (saved.front() != kOfFirstSet) return;
+    InputArchive archive;
+    LoadArchive(saved, &archive);
+    (*all)->Add(archive);
+  };
+  shards.finish = [&reducer, all] {
+    (*all)->Finish();
+    all->reset();
+    reducer.set_sharded_state(true);  // of a rank that is alone it does nothing
+  };
+  return shards;
+}
+
+// State that is cut into shards is kept by ShardCopies.
+ElasticCopy CopyUnlessCut(const detail::GradientReducer& reducer, const ElasticCopy& whole) {
+  const auto is_cut = std::make_shared<bool>(false);
+  ElasticCopy copy;
+  copy.save = [&reducer, whole, is_cut]() -> std::function<void()> {
+    if (reducer.has_sharded_state()) return [is_cut] { *is_cut = true; };
+    return [is_cut, keep = whole.save()] {
+      *is_cut = false;
+      keep();
+    };
+  };
+  copy.restore = [whole, is_cut] {
+    if (!*is_cut) whole.restore();
   };
   return copy;
 }
@@ -245,10 +352,17 @@ ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& op
   if (reducer != nullptr) {
     CheckMayChange(part.name, reducer->options());
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
+    if (IsSharded(reducer->options())) {
+      part.shards = ShardsOf(*reducer, optimizer);
+      part.commit = CopyUnlessCut(*reducer, part.commit);
+    }
   }
-  // The gradients belong to a step that is not made any more.
+  // The gradients belong to a step that is not made any more, and shards to the ranks of then.
   part.leave = [reducer, &optimizer] {
-    if (reducer != nullptr) reducer->Leave();
+    if (reducer != nullptr) {
+      if (reducer->has_sharded_state()) optimizer.state().clear();
+      reducer->Leave();
+    }
     optimizer.zero_grad();
   };
   return part;

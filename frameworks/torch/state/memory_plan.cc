@@ -17,6 +17,7 @@
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/detail/elastic_calls.h"
 
 namespace sirtaki {
 namespace {
@@ -153,7 +154,13 @@ std::string MemoryPlan::text() const {
                   mebibytes(bytes.parameters + bytes.gradients + bytes.state));
     text += line;
   };
-  for (const Choice& choice : choices) add(NameOf(choice), choice.of_host);
+  for (const Choice& choice : choices) {
+    add(NameOf(choice), choice.of_host);
+    // This rank's own at the last commit(), and as many of others; Gradients has the same.
+    if (detail::IsElastic() && choice.shard == Shard::OptimizerState) {
+      add("+ copies of shards", {0, 0, 2 * choice.of_host.state});
+    }
+  }
   add("(FSDP, for comparison)", fully_sharded);
   if (in_use_now >= 0) {
     std::snprintf(line, sizeof(line), "this process takes %.1f MiB now (Pss), all included\n",

@@ -332,6 +332,8 @@ TEST(ElasticStateTest, MistakesAreNamed) {
       EXPECT_THAT(ErrorOf(ErrorCode::Unsupported, [&] { state.optimizer(optimizer, "adam"); }),
                   AllOf(HasSubstr("optimizer \"adam\" is sharded"), HasSubstr("Shard::None")));
     }
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { state.copy_shards(-2); }),
+                HasSubstr("copy_shards(-2)"));
     const ProcessSet alone = add_process_set({0});
     if (rank == 0) {
       auto optimizer = make(DistributedOptimizerOptions().process_set(alone));

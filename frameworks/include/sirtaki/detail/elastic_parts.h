@@ -29,6 +29,17 @@ struct ElasticCopy {
   std::function<void()> restore;  // brings it back
 };
 
+// What a part does that a rank has a shard of: the state of a sharded optimizer.
+struct ElasticShards {
+  std::function<std::string()> save;  // this rank's; empty: no step has cut the state, it is whole
+  std::function<void(const std::string&)> restore;  // what save() has given in this generation
+  // Makes this rank's shard of those of all ranks of an earlier generation: add() is called for each,
+  // between begin() and finish().
+  std::function<void()> begin;
+  std::function<void(const std::string&)> add;
+  std::function<void()> finish;
+};
+
 // A part of an elastic::State. A function that has nothing to do is empty.
 struct ElasticPart {
   std::string name;    // kind and name: value "epoch"
@@ -39,6 +50,7 @@ struct ElasticPart {
   std::function<void(int root)> sync;                // gives all ranks the root's. Collective
   std::function<void()> leave;                       // drops what belongs to a job that is over
   std::function<void()> renew;  // makes that again in the job that was joined. Collective
+  ElasticShards shards;         // save is empty: each rank has all of it
 };
 
 SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);

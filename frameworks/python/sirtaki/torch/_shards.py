@@ -102,6 +102,12 @@ class Shards:
             finally:
                 self.in_step = False
 
+    def drop(self, optimizer: torch.optim.Optimizer) -> None:
+        """Lets the state of shards go: those of a new reducer are others."""
+        if is_cut(optimizer):
+            optimizer.state.clear()
+            self.cut, self.mine = None, {}
+
     def follow(self, optimizer: Any, reducer: Any) -> None:
         """Gives the state to the shards of a new reducer, which are those of the last one if the ranks are the same."""
         if not is_cut(optimizer):
@@ -172,6 +178,68 @@ class Shards:
         parameters = parameters_of(optimizer)
         self.cut, self.mine, self.steps = optimizer.state, mine, saved["steps"]
         self.order = dict.fromkeys(parameters[place] for place in saved["order"])
+
+
+class ReceivedShards:
+    """Makes this rank's shards of those that all ranks of an earlier generation had: add() is called for each of these."""
+
+    def __init__(self, optimizer: Any):
+        self._optimizer = optimizer
+        self._parameters = parameters_of(optimizer)
+        shards = optimizer._sirtaki_reducer.shards(optimizer.param_groups)
+        self._is_alone = shards is None  # and has everything
+        self._mine = ({parameter: (parameter, 0) for parameter in self._parameters} if shards is None
+                      else _by_parameter(shards))
+        self._state: Dict[torch.Tensor, Dict[Any, Any]] = {}
+        self._saved: Any = None
+
+    def add(self, saved: Dict[str, Any]) -> None:
+        """``saved``: what shard_state_dict() has returned on one of the ranks."""
+        if [line[:2] for line in saved["shards"]] != [line[:2] for line in _table(self._optimizer, self._parameters, {})]:
+            raise InvalidArgumentError("the optimizer has other parameters than when its shards were kept: a rank that comes "
+                                       "has those that the program gives it before run()")
+        self._saved = self._saved or saved
+        state = saved["optimizer"]["state"]
+        # The optimizer has numbered what this rank had: a parameter without elements is there on all.
+        held = [place for place, (_, elements, begin, end) in enumerate(saved["shards"]) if end > begin or elements == 0]
+        for number, place in enumerate(held):
+            if number in state:
+                self._take(self._parameters[place], state[number], *saved["shards"][place][2:])
+
+    def _take(self, parameter: torch.Tensor, state: Dict[Any, Any], begin: int, end: int) -> None:
+        shard, first = self._mine.get(parameter, (None, 0))
+        if shard is None:
+            return
+        at, to = max(begin, first), min(end, first + shard.numel())
+        if at >= to and parameter.numel() > 0:
+            return
+        is_new = parameter not in self._state
+        made = self._state.setdefault(parameter, {})
+        shape = parameter.shape if end - begin == parameter.numel() else (end - begin,)
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape != shape:
+                if is_new:
+                    made[key] = value
+                continue
+            part = _flat(value, parameter) if value.shape == parameter.shape else value
+            if is_new:
+                made[key] = (torch.empty_strided(parameter.shape, parameter.stride(), dtype=value.dtype, device=value.device)
+                             if shard is parameter else torch.empty(shard.numel(), dtype=value.dtype, device=value.device))
+            whole = _flat(made[key], parameter) if shard is parameter else made[key]
+            whole[at - first:to - first].copy_(part[at - begin:to - begin])
+
+    def load(self) -> None:
+        """Gives the optimizer what was made. Not collective."""
+        optimizer = self._optimizer
+        parameters = [parameter for parameter in self._parameters if parameter in self._mine]
+        numbers = {parameter: number for number, parameter in enumerate(parameters)}
+        groups = [{**saved, "params": [numbers[parameter] for parameter in group["params"] if parameter in numbers]}
+                  for saved, group in zip(self._saved["optimizer"]["param_groups"], optimizer.param_groups)]
+        state = {numbers[parameter]: made for parameter, made in self._state.items()}
+        rank, ranks = _seat(shard_set(optimizer))
+        table = None if self._is_alone else _table(optimizer, self._parameters, self._mine)
+        optimizer._sirtaki_load_shards({**self._saved, "rank": rank, "ranks": ranks, "shards": table,
+                                        "optimizer": {"state": state, "param_groups": groups}})
 
 
 def _seat(process_set: ProcessSet) -> Tuple[int, int]:
@@ -261,6 +329,11 @@ def _cut_state(state: Any, parameter: torch.Tensor, shard: Optional[torch.Tensor
 def _part(value: Any, parameter: torch.Tensor, begin: int, count: int) -> Any:
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or value.dim() == 0:
         return value
+    return _flat(value, parameter).narrow(0, begin, count).clone()
+
+
+def _flat(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The elements in the order in which the parameter's lie in memory; without a copy if they lie so."""
     if value.stride() != parameter.stride():
         value = torch.empty_strided(value.shape, parameter.stride(), dtype=value.dtype, device=value.device).copy_(value)
-    return value.as_strided((value.numel(),), (1,)).narrow(0, begin, count).clone()
+    return value.as_strided((value.numel(),), (1,))

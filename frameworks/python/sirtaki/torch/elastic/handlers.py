@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import io
 import weakref
-from typing import Any, Iterable, List, Optional, Set, Tuple, Type
+from typing import Any, Callable, Iterable, List, Optional, Set, Tuple, Type
 
 import torch
 
 import sirtaki.torch as hvd
-from sirtaki.torch._shards import check_steps, is_cut, steps_of
+from sirtaki.torch._library import _C
+from sirtaki.torch._shards import ReceivedShards, check_steps, is_cut, shard_set, steps_of
+from sirtaki.torch.process_sets import _impl_of
 
 from .sampler import ElasticSampler
 
@@ -143,11 +146,44 @@ def _put_buffer(module: torch.nn.Module, name: str, kept: Optional[torch.Tensor]
         module._buffers[name] = None if kept is None else kept.clone()
 
 
+# What begins the shards that a rank gives to others. With shard_over="host" other hosts have the same once more, and a state is made
+# of the first host's.
+_OF_FIRST_SET, _OF_OTHER_SET = b"1", b"2"
+
+
 class OptimizerStateHandler(_TrainingHandler):
-    """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has."""
+    """Of a sharded optimizer it keeps the state of this rank's shards, which no other rank has but by the copies that a state
+    makes in an elastic job."""
 
     _watched: Any = None
     _begun = 0  # steps of the optimizer
+    # The state has these copies: returns the last of this rank's. None: it makes none.
+    copied_shards: Optional[Callable[[], bytes]] = None
+    saves_shards = True  # False while the state has just copied them
+
+    def shards(self) -> bytes:
+        """What this rank has of the optimizer's state alone; nothing if that is whole."""
+        if not is_cut(self.value):
+            return b""
+        file = io.BytesIO()
+        file.write(_OF_FIRST_SET if _impl_of(shard_set(self.value)).ranks()[0] == 0 else _OF_OTHER_SET)
+        torch.save(self.value.shard_state_dict(), file)
+        return file.getvalue()
+
+    def receive_shards(self, shards: bytes, is_first: bool, is_last: bool) -> None:
+        """They are called with those of each rank of an earlier generation."""
+        if is_first:
+            self._received = ReceivedShards(self.value)
+        if shards[:1] == _OF_FIRST_SET:
+            self._received.add(_loaded(shards))
+        if is_last:
+            self._received.load()
+            del self._received
+
+    def reset(self) -> None:
+        if self.copied_shards is not None:
+            self.value._sirtaki_shards.drop(self.value)
+        super().reset()
 
     def save_step(self, stepped: Set[torch.Tensor]) -> None:
         groups = self.value.param_groups
@@ -196,18 +232,28 @@ class OptimizerStateHandler(_TrainingHandler):
 
     def save(self) -> None:
         self._is_of_shards = is_cut(self.value)
-        self._saved = copy.deepcopy(self.value.shard_state_dict() if self._is_of_shards else self.value.state_dict())
         if self._is_of_shards:
-            self._place = (hvd.rank(), hvd.size())
+            self._place = (hvd.rank(), hvd.size(), _C.elastic_generation())
+        if self._is_of_shards and not self.saves_shards:
+            self._saved = None
+        else:
+            self._saved = copy.deepcopy(self.value.shard_state_dict() if self._is_of_shards else self.value.state_dict())
 
     def restore(self) -> None:
-        if self._is_of_shards and self._place != (hvd.rank(), hvd.size()):
+        place = (hvd.rank(), hvd.size(), _C.elastic_generation())
+        if self._is_of_shards and self._place != place and self.copied_shards is not None:
+            self.value._sirtaki_shards.drop(self.value)  # the ranks' shards are others now, and come from all of them
+            return
+        if self._is_of_shards and self._place[:2] != place[:2]:
             raise hvd.InvalidArgumentError(
                 f"the optimizer is sharded, and a rank that is lost takes its shards of the state with it: this is rank "
                 f"{hvd.rank()} of {hvd.size()}, and was rank {self._place[0]} of {self._place[1]}. Go on from the last "
                 "checkpoint by sirtakirun --max-restarts, or shard nothing in an elastic job")
         load = self.value._sirtaki_load_shards if self._is_of_shards else self.value.load_state_dict
-        load(copy.deepcopy(self._saved))
+        if self._saved is None and self.copied_shards is not None:
+            load(_loaded(self.copied_shards()))
+        else:
+            load(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         if self.is_sharded():
@@ -217,6 +263,10 @@ class OptimizerStateHandler(_TrainingHandler):
         hvd.broadcast_optimizer_state(self.value, root_rank=self.root_rank)
         for parameter in without:  # zeros in their place would let weight decay change what a step does not reach
             parameter.grad = None
+
+
+def _loaded(shards: bytes) -> Any:
+    return torch.load(io.BytesIO(shards[1:]), map_location="cpu", weights_only=False)  # of this job's own ranks
 
 
 class LRSchedulerStateHandler(_StateDictHandler):

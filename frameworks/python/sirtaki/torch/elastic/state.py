@@ -103,10 +103,13 @@ class State:
     def commit(self) -> None:
         """Keeps what is reached now, for restore() to bring back. It costs a copy of everything, so do not call it for
         every batch. Calls check_host_updates(). Collective in an elastic job."""
+        self._commit()
+        self.check_host_updates()
+
+    def _commit(self) -> None:
         self.save()
         self._steps.note_commit(self._steps.place + 1)
         self._keep_random(of_step=False)
-        self.check_host_updates()
 
     def step(self) -> None:
         """Marks that a step is made, with all that the program notes of it. After a loss run() goes back to the last step()
@@ -144,11 +147,15 @@ class State:
     def check_host_updates(self) -> None:
         """Raises HostsUpdatedInterrupt, on all ranks at once, where ranks are to come or to go. Collective in an
         elastic job; in others it does nothing."""
-        if not _C.is_elastic:
-            return
-        change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8)
-        if hvd.broadcast(change, 0, name="sirtaki/elastic change").item():
+        if self._is_to_change():
             raise hvd.HostsUpdatedInterrupt()
+
+    def _is_to_change(self) -> bool:
+        """The same on all ranks."""
+        if not _C.is_elastic:
+            return False
+        change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8)
+        return bool(hvd.broadcast(change, 0, name="sirtaki/elastic change").item())
 
     def reset(self) -> None:
         """Does what has to be done when the job was joined again, before the callbacks."""
@@ -208,12 +215,21 @@ class TorchState(ObjectState):
     """The state of a training: models, optimizers, schedulers and samplers are kept by their state_dict, all else as
     ObjectState keeps it. Each is an attribute of the name that it is given by."""
 
+    # How often the partner of each rank, on another host if there is one, gets a copy of that rank's shards of the optimizers'
+    # state, in an elastic job: at each commit() where it is 0; at each of so many calls of step() as well where it is more, each
+    # of which then is a commit() that does not call check_host_updates(); never where it is None.
+    copy_shards: Optional[int] = 0
+
     _root_rank = 0  # whose state sync() gives to all
+    _shards_at = 0  # where all else was copied that belongs to the copies of shards; -1: it was copied without them
+    _shards_to_receive = 0  # by sync(): of so many ranks
+    _steps_since_copy = 0
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
                  **kwargs: Any):
         given = {**kwargs, "model": model, "optimizer": optimizer}
         handlers = {name: _handler_of(value) for name, value in given.items()}
+        self._copies = _C.ShardCopies()
         self._handlers: Dict[str, StateHandler] = {name: handler for name, handler in handlers.items()
                                                    if handler is not None}
         for name, handler in self._handlers.items():
@@ -226,6 +242,7 @@ class TorchState(ObjectState):
             handler.save()
         super().save()
         self._steps.note_commit(self._steps.place)
+        self._shards_at = -1
 
     def restore(self) -> None:
         for handler in self._handlers.values():
@@ -236,8 +253,11 @@ class TorchState(ObjectState):
     def sync(self) -> None:
         self._steps.is_receiving = hvd.rank() != self._root_rank
         # A fault on the way leaves the copies as they were, all of one commit.
+        sharded = self._sharded() if self._shards_to_receive else []
         for handler in self._handlers.values():
-            handler.sync()
+            if handler not in sharded:
+                handler.sync()
+        self._receive_shards(sharded)
         values = self._bcast_object(self._now()) if self._saved_state else {}
         await_gpus(self._tensors())
         for handler in self._handlers.values():
@@ -245,14 +265,74 @@ class TorchState(ObjectState):
         self._saved_state = values
         self._bring_back(copy.deepcopy)
         self._steps.note_commit(self._steps.place)
+        self._shards_at = -1
 
     def reset(self) -> None:
         for handler in self._handlers.values():
             handler.reset()
 
+    # ---- the shards of optimizers, in an elastic job ----
+
+    def _sharded(self) -> List[OptimizerStateHandler]:
+        return [handler for handler in self._of(OptimizerStateHandler) if handler.is_sharded()]
+
+    def _keeps_shards(self) -> bool:
+        keeps = _C.is_elastic and self._takes_newest() and bool(self._sharded())
+        for number, handler in enumerate(self._sharded() if keeps else ()):
+            handler.copied_shards = functools.partial(lambda place: self._copies.mine()[place], number)
+        return keeps
+
+    def _keep_shards(self, place: int) -> None:
+        """Collective."""
+        await_gpus(self._tensors())
+        self._copies.keep(place, [handler.shards() for handler in self._sharded()], self.copy_shards is not None)
+
+    def _receive_shards(self, sharded: List[OptimizerStateHandler]) -> None:
+        for shard in range(self._shards_to_receive):
+            for handler, shards in zip(sharded, self._copies.receive(shard)):
+                if shards:
+                    handler.receive_shards(shards, shard == 0, shard + 1 == self._shards_to_receive)
+                elif shard == 0:  # the optimizer has made no step
+                    handler.sync()
+
+    def _commit(self) -> None:
+        if not self._keeps_shards():
+            return super()._commit()
+        place = self._steps.place + 1
+        self._keep_shards(place)
+        self._save_without_shards(super()._commit)
+        self._shards_at = place
+        self._steps_since_copy = 0
+
+    def _save_without_shards(self, save: Callable[[], None]) -> None:
+        for handler in self._sharded():
+            handler.saves_shards = False
+        try:
+            save()
+        finally:
+            for handler in self._sharded():
+                handler.saves_shards = True
+
+    def check_host_updates(self) -> None:
+        if not self._is_to_change():
+            return
+        if self._keeps_shards():
+            self._commit()  # ranks have other shards after the change
+        raise hvd.HostsUpdatedInterrupt()
+
+    def _is_to_change(self) -> bool:
+        is_to_change = super()._is_to_change()
+        self._copies.confirm()
+        return is_to_change
+
     # ---- step(), and what run() does with it ----
 
     def step(self) -> None:
+        if self.copy_shards and self._keeps_shards():
+            self._steps_since_copy += 1
+            if self._steps_since_copy >= self.copy_shards:
+                self._commit()
+            return
         stepped = self._stepped()
         if not self._knows_steps(stepped):
             return
@@ -315,9 +395,23 @@ class TorchState(ObjectState):
     def _sync_newest(self) -> None:
         if not self._takes_newest():
             return self.sync()
-        places = hvd.allgather_object(self._steps.place, name="sirtaki/elastic place")
-        self._sync_from(places.index(max(places)))
-        self._steps.note_commit(max(places))
+        keeps_shards = self._keeps_shards()
+        if keeps_shards:
+            place, root_rank, self._shards_to_receive = self._copies.agree(self._shards_at)
+        else:
+            places = hvd.allgather_object(self._steps.place, name="sirtaki/elastic place")
+            place, root_rank = max(places), places.index(max(places))
+        if not keeps_shards:
+            self._sync_from(root_rank)
+            return self._steps.note_commit(place)
+        try:
+            self._save_without_shards(lambda: self._sync_from(root_rank))
+        finally:
+            self._shards_to_receive = 0
+        self._steps.note_commit(place)
+        self._shards_at = place  # all else of it is here, whatever becomes of the copies
+        self._keep_shards(place)
+        self._steps_since_copy = 0
 
     def _sync_from(self, root_rank: int) -> None:
         broadcast = self._bcast_object

@@ -1,0 +1,220 @@
+#include "sirtaki/detail/shard_copies.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/detail/elastic_calls.h"
+#include "sirtaki/movement.h"
+#include "sirtaki/objects.h"
+#include "sirtaki/session.h"
+
+namespace sirtaki::detail {
+namespace {
+
+constexpr std::int64_t kNeverKept = -1;  // the generation of a state that nobody has kept shards of
+constexpr std::int64_t kAllElse = -1;    // stands for the number of a shard
+
+// The shards of a rank as one tensor: how many there are, the size of each, their bytes.
+at::Tensor Pack(const ShardCopies::Shards& shards) {
+  std::vector<std::uint64_t> sizes = {shards.size()};
+  for (const std::string& one : shards) sizes.push_back(one.size());
+  std::size_t bytes = sizes.size() * sizeof(sizes[0]);
+  for (const std::string& one : shards) bytes += one.size();
+  at::Tensor packed = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+  auto* to = static_cast<char*>(packed.mutable_data_ptr());
+  std::memcpy(to, sizes.data(), sizes.size() * sizeof(sizes[0]));
+  to += sizes.size() * sizeof(sizes[0]);
+  for (const std::string& one : shards) to = std::copy(one.begin(), one.end(), to);
+  return packed;
+}
+
+ShardCopies::Shards Unpack(const char* from) {
+  const auto size_at = [from](std::size_t place) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, from + place * sizeof(size), sizeof(size));
+    return static_cast<std::size_t>(size);
+  };
+  const std::size_t count = size_at(0);
+  const char* bytes = from + (count + 1) * sizeof(std::uint64_t);
+  ShardCopies::Shards shards;
+  for (std::size_t i = 0; i < count; ++i) {
+    shards.emplace_back(bytes, size_at(i + 1));
+    bytes += shards.back().size();
+  }
+  return shards;
+}
+
+const char* BytesOf(const at::Tensor& tensor) {
+  return static_cast<const char*>(tensor.const_data_ptr());
+}
+
+// What the ranks have of a boundary: the lowest rank that has each.
+struct Holders {
+  std::map<int, int> of_shards;
+  std::optional<int> of_all_else;
+};
+
+[[noreturn]] void ThrowLost(const std::string& what) {
+  ThrowStatus(core::Status(
+      core::StatusCode::kInvalidArgument,
+      "an optimizer of the state is sharded, and a rank that is lost takes its shards of the state "
+      "with it: " +
+          what +
+          ". Go on from the last checkpoint; partners keep copies of all shards at each commit() "
+          "of an elastic job unless copy_shards says otherwise, so that only the loss of both ends "
+          "the training"));
+}
+
+}  // namespace
+
+int PartnerOf(int rank, const std::vector<int>& host_of_rank) {
+  const auto ranks = static_cast<int>(host_of_rank.size());
+  const auto host = [&](int of) { return host_of_rank[static_cast<std::size_t>(of)]; };
+  // Those of other hosts, beginning behind this one's: hosts that follow each other then have
+  // partners that do.
+  std::vector<int> others;
+  int before = 0;  // ranks of this host
+  for (int other = 0; other < ranks; ++other) {
+    if (host(other) != host(rank)) others.push_back(other);
+    if (other < rank && host(other) == host(rank)) ++before;
+  }
+  if (others.empty()) return (rank + 1) % ranks;
+  std::stable_sort(others.begin(), others.end(), [&](int a, int b) {
+    return std::tuple(host(a) < host(rank), host(a)) < std::tuple(host(b) < host(rank), host(b));
+  });
+  return others[static_cast<std::size_t>(before) % others.size()];
+}
+
+void ShardCopies::Keep(std::int64_t place, const Shards& mine, bool to_partner) {
+  const auto session = CurrentSession();
+  Version version;
+  version.place = place;
+  version.generation = ElasticGeneration();
+  const bool is_whole =
+      std::all_of(mine.begin(), mine.end(), [](const std::string& one) { return one.empty(); });
+  if (!is_whole) {
+    version.shards = size();
+    version.mine = rank();
+    version.held[rank()] = Pack(mine);
+  }
+  // It is made with nothing to send as well: a rank that returns from it knows that all others have
+  // kept the boundary before.
+  AlltoallOptions options;
+  std::vector<std::int64_t> splits(static_cast<std::size_t>(size()));
+  at::Tensor sent = at::empty({0}, at::kByte);
+  const int partner = PartnerOf(rank(), session->topology().host_of_rank);
+  if (!is_whole && to_partner && partner != rank()) {
+    sent = version.held[rank()];
+    splits[static_cast<std::size_t>(partner)] = sent.numel();
+  }
+  const AlltoallResult received =
+      alltoall(sent, options.splits(std::move(splits)).name("sirtaki/elastic copies of shards"));
+  std::int64_t at = 0;
+  for (std::size_t from = 0; from < received.received_splits.size(); ++from) {
+    const std::int64_t bytes = received.received_splits[from];
+    if (bytes > 0) version.held[static_cast<int>(from)] = received.tensor.narrow(0, at, bytes);
+    at += bytes;
+  }
+  if (versions_.size() > 1) versions_.erase(versions_.begin(), versions_.end() - 1);
+  versions_.push_back(std::move(version));
+}
+
+void ShardCopies::Confirm() {
+  if (versions_.size() > 1) versions_.erase(versions_.begin(), versions_.end() - 1);
+}
+
+ShardCopies::Shards ShardCopies::Mine() const {
+  if (versions_.empty() || versions_.back().shards == 0) return {};
+  return Unpack(BytesOf(versions_.back().held.at(versions_.back().mine)));
+}
+
+std::int64_t ShardCopies::bytes() const {
+  std::int64_t bytes = 0;
+  for (const Version& version : versions_) {
+    for (const auto& [_, copy] : version.held) bytes += copy.numel();
+  }
+  return bytes;
+}
+
+ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
+  // Each row: place, generation, number of shards, which of them, who has it.
+  constexpr std::int64_t kColumns = 5;
+  std::vector<std::int64_t> rows;
+  const auto add = [&](const Version& version, std::int64_t what) {
+    rows.insert(rows.end(), {version.place, version.generation, version.shards, what, rank()});
+  };
+  Version never;
+  never.place = place;
+  never.generation = kNeverKept;
+  if (versions_.empty()) add(never, kAllElse);
+  for (const Version& version : versions_) {
+    // A generation begins with the boundary of the one before: all else is the same in both.
+    if (version.place == place) add(version, kAllElse);
+    for (const auto& [shard, _] : version.held) add(version, shard);
+  }
+  const at::Tensor all = allgather(at::tensor(rows, at::kLong).view({-1, kColumns}),
+                                   AllgatherOptions().name("sirtaki/elastic boundaries of shards"));
+  // Of two boundaries at one place the one of the later generation is the newer.
+  using Key = std::tuple<std::int64_t, std::int64_t, int>;
+  std::map<Key, Holders> boundaries;
+  bool was_kept = false;
+  const auto* row = all.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < all.size(0); ++i, row += kColumns) {
+    Holders& holders = boundaries[{row[0], row[1], static_cast<int>(row[2])}];
+    const auto of = static_cast<int>(row[4]);
+    if (row[3] == kAllElse) {
+      holders.of_all_else = std::min(of, holders.of_all_else.value_or(of));
+    } else {
+      holders.of_shards.emplace(static_cast<int>(row[3]), of);  // rows come by rank
+    }
+    was_kept = was_kept || row[1] != kNeverKept;
+  }
+  std::string lacks;
+  for (auto found = boundaries.rbegin(); found != boundaries.rend(); ++found) {
+    const auto& [at, generation, shards] = found->first;
+    const Holders& holders = found->second;
+    // What a rank that has come has, nobody has trained.
+    if (was_kept && generation == kNeverKept) continue;
+    const bool has_all = holders.of_shards.size() == static_cast<std::size_t>(shards);
+    if (has_all && holders.of_all_else) {
+      holders_ = holders.of_shards;
+      const Key key = found->first;
+      versions_.erase(std::remove_if(versions_.begin(), versions_.end(),
+                                     [&key](const Version& one) {
+                                       return key != Key(one.place, one.generation, one.shards);
+                                     }),
+                      versions_.end());
+      return {at, *holders.of_all_else, shards};
+    }
+    if (!lacks.empty()) continue;
+    for (int shard = 0; shard < shards; ++shard) {
+      if (holders.of_shards.count(shard) > 0) continue;
+      lacks +=
+          (lacks.empty() ? "nobody is left that has those of rank " : ", ") + std::to_string(shard);
+    }
+    lacks += lacks.empty() ? "nobody is left that has the rest of the state"
+                           : " of " + std::to_string(shards);
+  }
+  ThrowLost(lacks);
+}
+
+ShardCopies::Shards ShardCopies::Receive(int shard) const {
+  const int holder = holders_.at(shard);
+  std::string bytes;
+  if (rank() == holder) {
+    const at::Tensor& held = versions_.back().held.at(shard);
+    bytes.assign(BytesOf(held), held.nbytes());
+  }
+  return Unpack(broadcast_object(bytes, holder, "sirtaki/elastic shards").data());
+}
+
+}  // namespace sirtaki::detail
