@@ -1,6 +1,7 @@
-// Random schedules: workers that die, stop and lose their hosts at any time, messages that come late, and
-// hosts that are listed and unlisted. The membership must never let two that are in different
-// generations share memory, and must come to rest with everybody who is there.
+// Random schedules: workers that die, stop, finish and lose their hosts at any time, messages that come
+// late, hosts that are listed and unlisted, and some that never come back. The membership must decide each
+// generation once, with everybody's confirmation, and never let two that are in different generations
+// share memory. It must come to rest with everybody who is there, or end for a reason that holds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -57,16 +58,25 @@ class World {
       At(milliseconds(Draw(0, 20'000)), [this] { Fault(); });
     }
     Drive(start_ + seconds(20));
+    const bool stays_poor = Draw(0, 4) == 0;
     for (const std::string& host : kHosts) {
-      gone_.erase(host);
-      listed_.insert(host);
+      if (stays_poor && host != kHosts.front()) {
+        LoseHost(host, /*comes_back=*/false);
+        listed_.erase(host);
+      } else {
+        gone_.erase(host);
+        listed_.insert(host);
+      }
     }
     membership_.TakeHosts(Listed(), now_);
     Carry();
-    // Cooldowns are at most 8 s, starts and messages 1 s.
-    Drive(start_ + seconds(90));
-    Check();
+    // Cooldowns are at most 8 s, starts and messages 1 s, a host's silence and the time-out 80 s.
+    Drive(start_ + seconds(stays_poor ? 150 : 90));
+    Check(stays_poor ? 1 : static_cast<int>(kHosts.size()));
   }
+
+  const std::string& how_it_ended() const { return how_it_ended_; }
+  bool has_stopped() const { return has_stopped_; }
 
  private:
   static inline const std::vector<std::string> kHosts = {"a", "b", "c"};
@@ -78,6 +88,7 @@ class World {
     limits.timeout = seconds(60);
     limits.join_timeout = seconds(10);
     limits.cooldown_most = seconds(8);
+    if (Draw(0, 4) == 0) limits.resets = Draw(0, 6);
     return limits_ = limits;
   }
   int Draw(int least, int most) { return std::uniform_int_distribution<int>(least, most)(random_); }
@@ -124,7 +135,7 @@ class World {
     for (const auto& [id, process] : processes_) all.push_back(id);
     if (all.empty()) return;
     const WorkerId id = all[static_cast<std::size_t>(Draw(0, static_cast<int>(all.size()) - 1))];
-    switch (Draw(0, 4)) {
+    switch (Draw(0, 9) == 0 ? 5 : Draw(0, 4)) {
       case 0:
       case 1:
         return Die(id, WorkerEnd::kFailed);
@@ -134,7 +145,9 @@ class World {
         for (const auto& [other, process] : processes_) Suspect(other, id);
         return;
       case 3:
-        return LoseHost(processes_[id].host);
+        return LoseHost(processes_[id].host, /*comes_back=*/true);
+      case 5:
+        return Finish(processes_[id].inside);
       default:
         return Relist();
     }
@@ -162,14 +175,33 @@ class World {
     for (const auto& [other, process] : processes_) Suspect(other, id);
   }
 
-  void LoseHost(std::string host) {  // the worker that names it dies here
+  // The programs of a generation come to their end, if they are together.
+  void Finish(int generation) {
+    const auto is_together = [&](WorkerId id) {
+      const auto found = processes_.find(id);
+      return found != processes_.end() && found->second.joined && !found->second.stopped &&
+             found->second.inside == generation;
+    };
+    if (generation == 0 || !std::ranges::all_of(begun_[generation], is_together)) return;
+    for (const WorkerId id : begun_[generation]) {
+      At(Late(), [this, id, generation] {
+        const auto found = processes_.find(id);
+        if (found == processes_.end() || found->second.inside != generation) return;
+        has_finished_ = true;
+        processes_.erase(found);
+        At(Late(), [this, id] { membership_.NoteEnd(id, WorkerEnd::kFinished, "", now_); });
+      });
+    }
+  }
+
+  void LoseHost(std::string host, bool comes_back) {  // the worker that names it dies here
     gone_.insert(host);
     std::vector<WorkerId> there;
     for (const auto& [id, process] : processes_) {
       if (process.host == host) there.push_back(id);
     }
     for (const WorkerId id : there) Die(id, WorkerEnd::kLost);
-    At(milliseconds(Draw(1000, 5000)), [this, host] { gone_.erase(host); });
+    if (comes_back) At(milliseconds(Draw(1000, 5000)), [this, host] { gone_.erase(host); });
   }
 
   // A process that is in a generation with one that is gone leaves it, sooner or later.
@@ -246,7 +278,12 @@ class World {
     for (const WorkerId id : order.to) {
       At(Late(), [this, id, generation = order.generation] {
         const auto found = processes_.find(id);
-        if (found == processes_.end() || found->second.stopped || found->second.asks) return;
+        if (found == processes_.end() || found->second.asks) return;
+        if (found->second.stopped) {  // the process around it says so
+          has_stopped_ = true;
+          At(Late(), [this, id, generation] { membership_.NoteStopped(id, generation); });
+          return;
+        }
         At(Late(), [this, id, generation] {
           membership_.NoteHeard(id, generation, Membership::Heard::kOver);
         });
@@ -262,6 +299,8 @@ class World {
     ASSERT_EQ(order.generation, static_cast<int>(begun_.size()) + 1);
     ASSERT_GE(static_cast<int>(order.members.size()), limits_.min_ranks);
     ASSERT_LE(static_cast<int>(order.members.size()), limits_.max_ranks);
+    ASSERT_TRUE(!limits_.resets || order.generation <= *limits_.resets + 1);
+    begun_at_ = now_;
     std::set<std::string> hosts;
     std::set<WorkerId> members;
     std::string before;
@@ -280,6 +319,12 @@ class World {
       const bool is_here = process.inside > 0 && hosts.contains(process.host);
       ASSERT_FALSE(is_here && !gone_.contains(process.host))
           << "worker " << id << " may still use the memory of generation " << process.inside;
+    }
+    for (const WorkerId id : order.generation > 1 ? begun_[order.generation - 1] : members) {
+      const auto found = processes_.find(id);
+      const bool is_free = found == processes_.end() || found->second.inside == 0 ||
+                           killed_.contains(id) || gone_.contains(found->second.host);
+      ASSERT_TRUE(is_free) << "worker " << id << " has not confirmed that the last one is over";
     }
     const auto asks = [this, &order](WorkerId id) {
       const auto found = processes_.find(id);
@@ -308,7 +353,27 @@ class World {
           process.inside == generation || (process.asks && process.was == generation);
       return generation > 0 && has_state && !process.stopped && !killed_.contains(id);
     });
-    EXPECT_TRUE(order.why.starts_with("all workers have failed") && !has_any) << order.why;
+    if (has_finished_) {
+      how_it_ended_ = order.code == 0 ? "finished" : "finished in part";
+      EXPECT_TRUE(processes_.empty()) << order.why;
+      EXPECT_EQ(order.code == 0, order.why.empty()) << order.why;
+      return;
+    }
+    EXPECT_NE(order.code, 0);
+    if (order.why.starts_with("only ")) {
+      how_it_ended_ = "only too few";
+      const auto waiting = std::ranges::count_if(
+          processes_, [](const auto& one) { return one.second.asks && !one.second.stopped; });
+      EXPECT_LT(waiting, limits_.min_ranks) << order.why;
+      EXPECT_GE(now_ - begun_at_, limits_.timeout) << order.why;
+    } else if (order.why.starts_with("the workers have changed")) {
+      how_it_ended_ = "the reset limit";
+      ASSERT_TRUE(limits_.resets) << order.why;
+      EXPECT_EQ(generation, *limits_.resets + 1) << order.why;
+    } else {
+      how_it_ended_ = "all workers have failed";
+      EXPECT_TRUE(order.why.starts_with(how_it_ended_) && !has_any) << order.why;
+    }
   }
 
   // All members have to be there; if one is not, the others notice.
@@ -328,12 +393,16 @@ class World {
   }
 
   // Everybody who may take part does.
-  void Check() {
+  void Check(int hosts) {
     if (ended_ || ::testing::Test::HasFatalFailure()) return;
+    ASSERT_FALSE(has_finished_) << "all programs have ended, and the job has not";
     const std::vector<WorkerId> members = membership_.Members();
-    const int most = std::min(limits_.max_ranks, kSlots * static_cast<int>(kHosts.size()));
+    const int most = std::min(limits_.max_ranks, kSlots * hosts);
     ASSERT_GE(static_cast<int>(members.size()), limits_.min_ranks);
-    EXPECT_EQ(static_cast<int>(members.size()), most);
+    ASSERT_LE(static_cast<int>(members.size()), most);
+    // After the last change nobody comes but for one who is lost.
+    const bool may_change = !limits_.resets || membership_.generation() <= *limits_.resets;
+    if (may_change) EXPECT_EQ(static_cast<int>(members.size()), most);
     for (const WorkerId id : members) {
       const auto found = processes_.find(id);
       ASSERT_NE(found, processes_.end()) << "worker " << id << " is dead";
@@ -355,16 +424,30 @@ class World {
   std::set<std::string> listed_;
   std::set<std::string> gone_;
   std::set<WorkerId> killed_;
+  TimePoint begun_at_ = start_;  // the last generation, or the job
+  bool has_finished_ = false;    // a program
   bool ended_ = false;
+  std::string how_it_ended_ = "at rest";
+  bool has_stopped_ = false;  // a worker was found to be stopped
 };
 
 TEST(MembershipRandomTest, ComesToRestWithEverybodyWhoIsThere) {
   const std::uint64_t first = tests::TestSeed();
   const int count = tests::ScaledCount(500, 10'000);
+  std::map<std::string, int> ends;
   for (int i = 0; i < count; ++i) {
     SCOPED_TRACE("SIRTAKI_TEST_SEED=" + std::to_string(first + static_cast<std::uint64_t>(i)));
-    World(first + static_cast<std::uint64_t>(i)).Run();
+    World world(first + static_cast<std::uint64_t>(i));
+    world.Run();
     if (::testing::Test::HasFailure()) return;
+    ++ends[world.how_it_ended()];
+    ends["with one that was stopped"] += world.has_stopped() ? 1 : 0;
+  }
+  if (count < 500) return;
+  for (const char* const end :
+       {"at rest", "finished", "finished in part", "all workers have failed", "only too few",
+        "the reset limit", "with one that was stopped"}) {
+    EXPECT_GT(ends[end], 0) << "no schedule has ended so: " << end;
   }
 }
 
