@@ -163,14 +163,24 @@ struct State::Impl {
       steps += detail::ReducerOf(*optimizer)->steps_begun();
     return steps;
   }
-  Tensors OfOptimizers() const {
-    Tensors all;
+  // Looks at the parameters that the optimizers have now, and returns WhyStepsAreUnknown(). The answer
+  // that they are known holds until the groups have others: what a model gets besides is copied.
+  std::string LookAtOptimizers() {
+    std::vector<at::Tensor> now;
     for (const auto& [_, optimizer] : optimizers) {
-      for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
-        all.insert(parameter.unsafeGetTensorImpl());
-      }
+      const std::vector<at::Tensor> parameters = ParametersOf(*optimizer);
+      now.insert(now.end(), parameters.begin(), parameters.end());
     }
-    return all;
+    const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
+    const bool is_known = knows_steps && std::equal(now.begin(), now.end(), looked_at.begin(),
+                                                    looked_at.end(), is_same);
+    if (is_known) return {};
+    of_optimizers.clear();
+    for (const at::Tensor& parameter : now) of_optimizers.insert(parameter.unsafeGetTensorImpl());
+    looked_at = std::move(now);
+    std::string why = WhyStepsAreUnknown();
+    knows_steps = why.empty();
+    return why;
   }
   // Returns whether ranks are to come or to go, on all ranks alike. All have kept the last commit when
   // it returns.
@@ -230,12 +240,14 @@ struct State::Impl {
   bool has_copy = false;
   std::int64_t place = 0;  // calls of step() and commit() that the state has come through
   std::int64_t committed_at = 0;
-  std::int64_t stepped_at = -1;  // -1: there was no step() since the commit()
-  std::int64_t begun = 0;        // steps of optimizers before that
-  VersionList versions;          // of their parameters, then
-  Tensors of_optimizers;         // these parameters, which the last step() has not copied
-  bool has_warned = false;       // that step() does nothing
-  bool is_receiving = false;     // it has some parts of another rank's state, and not all yet
+  std::int64_t stepped_at = -1;       // -1: there was no step() since the commit()
+  std::int64_t begun = 0;             // steps of optimizers before that
+  VersionList versions;               // of their parameters, then
+  std::vector<at::Tensor> looked_at;  // these parameters at the last step()
+  Tensors of_optimizers;              // the same, which it has not copied
+  bool knows_steps = false;           // with them, WhyStepsAreUnknown() has nothing to say
+  bool has_warned = false;            // that step() does nothing
+  bool is_receiving = false;          // it has some parts of another rank's state, and not all yet
   bool keeps_random = true;
   RandomState random_at_step;
   RandomState random_at_commit;
@@ -323,7 +335,7 @@ State& State::Add(ElasticPart part) {
     }
   }
   impl_->parts.push_back(std::move(part));
-  impl_->has_copy = false;
+  impl_->has_copy = impl_->knows_steps = false;
   impl_->stepped_at = -1;
   return *this;
 }
@@ -390,8 +402,7 @@ void State::step() {
     if (++impl_->steps_since_commit == impl_->copy_every) impl_->Commit(impl_->place + 1);
     return;
   }
-  impl_->of_optimizers = impl_->OfOptimizers();
-  const std::string why = impl_->WhyStepsAreUnknown();
+  const std::string why = impl_->LookAtOptimizers();
   if (why.empty()) return impl_->KeepStep();
   if (std::exchange(impl_->has_warned, true) || rank() != 0) return;
   core::Log(
