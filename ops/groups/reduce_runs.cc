@@ -241,7 +241,9 @@ SegmentReduction ReductionOf(const GroupTask& task) {
 
 std::unique_ptr<GroupRun> MakeReduceRun(const RunContext& context) {
   const GroupTask& task = *context.task;
-  if (OnlyPartsAreKept(task) && task.route.rootless->ReducesParts(task.channel)) {
+  // What is rounded on its way has the bits of the whole.
+  if (OnlyPartsAreKept(task) && !WireType(task) &&
+      task.route.rootless->ReducesParts(task.channel)) {
     return MakeReduceScatterRun(context);
   }
   const SegmentReduction how = ReductionOf(task);

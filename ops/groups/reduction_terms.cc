@@ -45,8 +45,7 @@ std::optional<core::DType> WireType(const GroupTask& task) {
 }
 
 bool OnlyPartsAreKept(const GroupTask& task) {
-  return task.silent.empty() && !WireType(task) &&
-         std::all_of(task.items.begin(), task.items.end(), AllKeepParts);
+  return task.silent.empty() && std::all_of(task.items.begin(), task.items.end(), AllKeepParts);
 }
 
 bool AllKeepParts(const GroupItem& item) {

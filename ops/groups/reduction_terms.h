@@ -41,7 +41,7 @@ struct Share {
 // members that have not joined.
 bool AllKeepParts(const GroupItem& item);
 // Whether each member gets its part of all of them, and nothing else. All members know that alike, as
-// somebody who has joined is silent. Not of what is rounded on its way.
+// somebody who has joined is silent.
 bool OnlyPartsAreKept(const GroupTask& task);
 Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 

@@ -78,7 +78,6 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   void RunLane() SIRTAKI_EXCLUDES(mutex);
   core::Status Prepare();  // the device
   std::optional<DeviceTask> Next() SIRTAKI_EXCLUDES(mutex);
-  bool HasNothingToDo() SIRTAKI_EXCLUDES(mutex);
   // `verdict`: what the task's handles complete with if this is ok.
   core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
@@ -121,7 +120,6 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   core::TimePoint watched{};
   core::TimePoint retired{};  // when the last group was seen to be through
   core::Duration pause = kFirstPause;
-  bool worked = false;  // since it last looked for a task
 };
 
 }  // namespace sirtaki::ops::nccl

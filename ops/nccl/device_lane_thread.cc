@@ -18,9 +18,6 @@ using core::StatusCode;
 
 namespace {
 
-// After a task the lane looks for the next one for so long before it sleeps: who makes one blocking
-// call after the other would wait for the lane to wake up each time.
-constexpr auto kLaneAwake = std::chrono::microseconds(50);
 // The time between questions for errors of what is under way.
 constexpr auto kWatch = std::chrono::milliseconds(20);
 // How long the end of a lane that has failed waits for its stream.
@@ -30,16 +27,7 @@ constexpr auto kFreeLimit = std::chrono::seconds(1);
 
 }  // namespace
 
-bool DeviceLane::Impl::HasNothingToDo() {
-  core::MutexLock lock(mutex);
-  return queue.empty() && !quits() && !stopped();
-}
-
 std::optional<DeviceTask> DeviceLane::Impl::Next() {
-  if (std::exchange(worked, false)) {
-    const core::TimePoint until = core::Clock::now() + kLaneAwake;
-    while (HasNothingToDo() && core::Clock::now() < until) std::this_thread::yield();
-  }
   core::MutexLock lock(mutex);
   if (stopped()) return std::nullopt;
   if (queue.empty() && !quits()) {
@@ -52,7 +40,6 @@ std::optional<DeviceTask> DeviceLane::Impl::Next() {
   pause = kFirstPause;
   DeviceTask task = std::move(queue.front());
   queue.pop_front();
-  worked = true;
   return task;
 }
 

@@ -101,7 +101,7 @@ Cases CasesInParts(const core::Signature& like) {
 TEST(NcclSharesTest, WhereEachRankKeepsAPartAReduceScatterHasTheBitsOfTheAllReduce) {
   for (const int size : {2, 3}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-      for (const DType dtype : {DType::kF32, DType::kI16, DType::kC64}) {
+      for (const DType dtype : {DType::kF32, DType::kI16, DType::kC64, DType::kF16, DType::kBF16}) {
         SCOPED_TRACE(std::to_string(size) + " ranks, " + std::string(core::ReduceOpName(op)) +
                      " of " + std::string(core::DTypeName(dtype)));
         const double factor = dtype == DType::kF32 ? 0.5 : 1;
@@ -146,10 +146,7 @@ TEST(NcclSharesTest, WhatNeedsTheWholeOrMovesNoLessIsAnAllReduce) {
   EXPECT_FALSE(goes([](Cases& all) {
     for (RunCase& c : all) c.joined = RankRanges::Span(1, 1);
   }));
-  EXPECT_FALSE(goes([](Cases& all) {
-    for (RunCase& c : all) c.signature.dtype = DType::kBF16;
-  }));
-  EXPECT_FALSE(goes([](Cases& all) {
+  EXPECT_TRUE(goes([](Cases& all) {
     for (RunCase& c : all) c.signature.wire = DType::kBF16;
   }));
   // All of it belongs to one rank, as of an optimizer that takes whole parameters.
