@@ -4,9 +4,11 @@
 //
 //   mpirun -np 2 --bind-to none pipelining [--batch N] [--micro-batches M] [--rounds R]
 //   mpirun -np 2 --bind-to none pipelining --peak 1f1b|gpipe [--batch N] [--micro-batches M]
+//   mpirun -np 2 --bind-to none pipelining --draw SCHEDULE [--batch N] [--micro-batches M]
 //
 // The second form tells the peak of what a batch takes on each rank besides parameters and their
-// gradients: one schedule in each run, since a peak stays.
+// gradients: one schedule in each run, since a peak stays. The third makes eight batches for a timeline
+// (SIRTAKI_TIMELINE), with eight layers, so that four stages are equal as well.
 #include <mpi.h>
 #include <sirtaki/torch.h>
 
@@ -38,10 +40,13 @@ constexpr double kRate = 0.01;
 
 class PipelineStep {
  public:
-  PipelineStep(const PipelineWork& work, const std::string& schedule)
+  PipelineStep(const PipelineWork& work, const std::string& schedule, int layers = 6)
       : work_(work),
-        pipeline_(MakeMlp(), torch::nn::MSELoss(),
-                  PipelineOptions().micro_batches(work.micro_batches).schedule(schedule)),
+        pipeline_(MakeMlp(layers), torch::nn::MSELoss(),
+                  PipelineOptions()
+                      .micro_batches(work.micro_batches)
+                      .schedule(schedule)
+                      .stages_per_rank(schedule == "interleaved_1f1b" ? 2 : 1)),
         optimizer_(pipeline_.parameters(), torch::optim::SGDOptions(kRate)) {}
   void Run() {
     optimizer_.zero_grad();
@@ -130,13 +135,17 @@ int Main(int argc, char** argv) {
   work.batch = std::stoll(Flag(argc, argv, "batch", "64"));
   work.micro_batches = std::stoi(Flag(argc, argv, "micro-batches", "8"));
   const std::string peak = Flag(argc, argv, "peak", "");
+  const std::string draw = Flag(argc, argv, "draw", "");
   init();
   const MpiOfReferences mpi;
   at::set_num_threads(1);
   at::manual_seed(0);
   work.inputs = at::randn({work.batch, 2048});
   work.targets = at::randn({work.batch, 2048});
-  if (peak.empty()) {
+  if (!draw.empty()) {
+    PipelineStep step(work, draw, /*layers=*/8);
+    for (int i = 0; i < 8; ++i) step.Run();
+  } else if (peak.empty()) {
     TellTimes(work, std::stoi(Flag(argc, argv, "rounds", "11")));
   } else {
     TellPeak(work, peak);

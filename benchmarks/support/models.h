@@ -17,9 +17,9 @@
 namespace sirtaki::benchmarks {
 
 // Six layers of 2048 x 2048: 25.2 M parameters.
-inline torch::nn::Sequential MakeMlp() {
+inline torch::nn::Sequential MakeMlp(int layers = 6) {
   torch::nn::Sequential model;
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < layers; ++i) {
     model->push_back(torch::nn::Linear(2048, 2048));
     model->push_back(torch::nn::ReLU());
   }

@@ -1,6 +1,7 @@
-"""draw.py TIMELINE.json PICTURE.svg TITLE FIRST LAST: draws the steps FIRST to LAST of a timeline of all ranks.
+"""draw.py [--pipeline] TIMELINE.json PICTURE.svg TITLE FIRST LAST: draws the steps FIRST to LAST of a timeline of all ranks.
 
-The file is what `sirtakirun --merge-timelines` makes.
+The file is what `sirtakirun --merge-timelines` makes. With --pipeline the batches FIRST to LAST of a pipeline are drawn, and
+nothing else.
 """
 
 import json
@@ -14,15 +15,21 @@ from picture import Picture  # noqa: E402
 WIDTH, LEFT, RIGHT, TOP = 960, 100, 14, 60
 ROW, GAP = 16, 8
 LETTER = 5.6  # pixels of a letter, about
+ROUNDING = 0.002  # microseconds: times are whole nanoseconds
 COLOURS = {"step": "#cfe3d8", "mark": "#c9b4e0", "the program waits": "#e8a27c", "negotiate": "#8fbce6",
-           "queue": "#dddddd", "an operation": "#7fc0a4", "move": "#0b6e4f", "pack, unpack": "#d6c33a", "stall": "#c22a2a"}
-KINDS = {"wait_for": "the program waits", "finish": "an operation", "pack": "pack, unpack", "unpack": "pack, unpack"}
+           "queue": "#dddddd", "an operation": "#7fc0a4", "move": "#0b6e4f", "pack, unpack": "#d6c33a", "stall": "#c22a2a",
+          "batch": "#cfe3d8", "forward pass": "#8fbce6", "backward pass": "#7fc0a4", "bubble": "#f6e3d7", "sum": "#d6c33a"}
+KINDS = {"wait_for": "the program waits", "finish": "an operation", "pack": "pack, unpack", "unpack": "pack, unpack",
+         "reduce": "sum"}
+PASSES = {"F": "forward pass", "B": "backward pass"}
 DARK = ("#0b6e4f",)
 
 
 class Span:
     def __init__(self, event, end):
         self.kind = KINDS.get(event["cat"], event["cat"])
+        if event["cat"] == "pass":
+            self.kind = PASSES[event["name"][0]]
         self.begin, self.end = event["ts"], end
         self.track = event["pid"], event["tid"]
         self.number = event["args"].get("number")
@@ -59,7 +66,7 @@ def rows_of(spans):
     """[(span, row)]: none covers another; what contains others is above them."""
     ends, placed = [], []
     for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
-        row = next((i for i, end in enumerate(ends) if end <= span.begin), len(ends))
+        row = next((i for i, end in enumerate(ends) if end <= span.begin + ROUNDING), len(ends))
         ends[row:row + 1] = [span.end]
         placed.append((span, row))
     return placed, len(ends)
@@ -75,14 +82,20 @@ def tick_of(length):
     return step
 
 
-def draw(path, out, title, first, last):
+def draw(path, out, title, first, last, pipeline):
     spans, stalls, names = read(path)
-    window = [span for span in spans if span.kind == "step" and first <= span.number <= last]
+    unit = "batch" if pipeline else "step"
+    window = [span for span in spans if span.kind == unit and first <= span.number <= last]
     if not window:
-        sys.exit(f"draw.py: {path} has no steps {first} to {last}")
+        sys.exit(f"draw.py: {path} has no {unit} {first} to {last}")
+    if pipeline:  # batches are seen by their passes, and the last rank begins to wait before the first one computes
+        tracks = {span.track for span in window}
+        spans = [span for span in spans if span.track in tracks and span.kind != "batch" and first <= span.number <= last]
+        window = [span for span in spans if span.kind != "bubble"]
+        stalls = []
     begin, end = min(span.begin for span in window), max(span.end for span in window)
     # What was before the first gradient is seen as well: forward, and who holds the others up.
-    margin = 0.12 * (end - begin)
+    margin = (0.01 if pipeline else 0.12) * (end - begin)
     begin, end = begin - margin, end + 0.3 * margin
     spans = [span for span in spans if span.begin < end and span.end > begin]
     tracks = {}
@@ -116,7 +129,9 @@ def draw(path, out, title, first, last):
                 left, right = x(span.begin), x(span.end)
                 colour = COLOURS[span.kind]
                 picture.bar(left, y + row * ROW, max(right - left, 0.6), ROW - 2, colour)
-                name = span.name if span.kind != "step" else f"step {span.number}"
+                name = f"{span.kind} {span.number}" if span.kind in ("step", "batch") else span.name
+                if span.kind == "bubble":
+                    continue
                 room = int((right - left - 6) / LETTER)
                 if room >= min(len(name), 5):
                     name = name if len(name) <= room else name[:room - 1] + "…"
@@ -139,9 +154,11 @@ def draw(path, out, title, first, last):
 
 
 def main():
-    if len(sys.argv) != 6:
+    pipeline = sys.argv[1:2] == ["--pipeline"]
+    words = sys.argv[2 if pipeline else 1:]
+    if len(words) != 5:
         sys.exit(__doc__)
-    draw(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    draw(words[0], words[1], words[2], int(words[3]), int(words[4]), pipeline)
 
 
 main()

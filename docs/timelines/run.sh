@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# run.sh [BUILD]: draws the pictures beside it, of runs on this machine: three steps of train_digits on 2 ranks, and the
-# test program hold_up on 3, whose rank 1 stands still until the others have warned of it.
+# run.sh [BUILD]: draws the pictures beside it, of runs on this machine: three steps of train_digits on 2 ranks; the
+# test program hold_up on 3, whose rank 1 stands still until the others have warned of it; and a batch of an MLP by each
+# schedule of a pipeline on 2 ranks with a thread each.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$(realpath "${1:-$here/../../build/release}")
@@ -9,10 +10,10 @@ trap 'rm -rf "$scratch"' EXIT
 
 ranks() { bash "$here/../../tests/support/mpirun.sh" "$@" >>"$scratch/output" 2>&1; }
 
-# draw NAME TITLE FIRST-STEP LAST-STEP
+# draw NAME TITLE FIRST LAST [--pipeline]
 draw() {
   "$build/sirtakirun" --merge-timelines "$scratch/$1"
-  python3 "$here/draw.py" "$scratch/$1/timeline.json" "$here/$1.svg" "${@:2}"
+  python3 "$here/draw.py" "${@:5}" "$scratch/$1/timeline.json" "$here/$1.svg" "${@:2:3}"
 }
 
 ranks 2 "$build/examples/train_digits" --epochs 1 "--sirtaki-timeline=$scratch/digits"
@@ -27,3 +28,8 @@ done
 touch "$scratch/go"
 wait "$job"
 draw held-up '3 ranks; the others wait for rank 1' 20 22
+
+for schedule in gpipe 1f1b interleaved_1f1b; do
+  SIRTAKI_TIMELINE=$scratch/$schedule ranks 2 "$build/benchmarks/pipelining" --draw "$schedule" --batch 512 --micro-batches 4
+  draw "$schedule" "$schedule on 2 ranks" 6 6 --pipeline
+done
