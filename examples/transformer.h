@@ -59,6 +59,11 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
+inline torch::Tensor run_block(Block block, const torch::Tensor& x, bool recompute) {
+  const auto run = [block](const torch::Tensor& in) mutable { return block->forward(in); };
+  return recompute ? sirtaki::recompute(run, x) : block->forward(x);
+}
+
 struct GptImpl : torch::nn::Module {
   GptImpl(const Settings& settings, const sirtaki::ProcessSet& set)
       : recompute(settings.recompute),
@@ -83,10 +88,7 @@ struct GptImpl : torch::nn::Module {
   // For each letter the logits of the next: windows x letters x this rank's part of kBytes.
   torch::Tensor forward(const torch::Tensor& text) {
     torch::Tensor x = letters(text) + places(torch::arange(text.size(1), text.device()));
-    for (Block block : blocks) {
-      const auto run = [block](const torch::Tensor& in) mutable { return block->forward(in); };
-      x = recompute ? sirtaki::recompute(run, x) : block->forward(x);
-    }
+    for (const Block& block : blocks) x = run_block(block, x, recompute);
     return letters->logits(norm(x));  // one matrix, both ways
   }
 
@@ -99,9 +101,13 @@ struct GptImpl : torch::nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// The mean loss of a letter of these windows, which have the letter after their last one, too.
+// Windows have the letter after their last one, too: each letter is foretold from those before it.
+inline torch::Tensor inputs_of(const torch::Tensor& windows) { return windows.slice(1, 0, -1); }
+inline torch::Tensor targets_of(const torch::Tensor& windows) { return windows.slice(1, 1); }
+
+// The mean loss of a letter of these windows.
 inline torch::Tensor loss_of(Gpt& gpt, const torch::Tensor& windows) {
-  return gpt->loss(gpt(windows.slice(1, 0, -1)), windows.slice(1, 1));
+  return gpt->loss(gpt(inputs_of(windows)), targets_of(windows));
 }
 
 }  // namespace transformer

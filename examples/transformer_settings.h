@@ -26,6 +26,9 @@ constexpr char kHelp[] =
     "  --shard WHAT       what is kept once for all ranks in place of once on each: none;\n"
     "                     optimizer, AdamW's state; or gradients, that and the gradients (none)\n"
     "  --tensor-parallel N  ranks that share each layer, which see the same windows (1)\n"
+    "  --pipeline N       stages of a pipeline, each on a rank of its own, or on ranks that share "
+    "its layers (1)\n"
+    "  --micro-batches N  parts of a batch that are in the pipeline at the same time (4)\n"
     "  --recompute        a block runs again in the backward pass in place of being remembered\n"
     "  --device NAME      cpu, cuda, or auto: cuda if every rank has a GPU of its own (cpu)\n"
     "  --seed N           of the order and the initial weights (1)\n"
@@ -58,6 +61,8 @@ struct Settings {
   double lr = 0.002;
   std::string shard = "none";
   std::int64_t tensor_parallel = 1;
+  std::int64_t pipeline = 1;
+  std::int64_t micro_batches = 4;
   bool recompute = false;
   std::string device = "cpu";
   std::int64_t seed = 1;
@@ -66,6 +71,24 @@ struct Settings {
   std::int64_t stop_after = 0;
   bool help = false;
 };
+
+inline void check_pipeline(const Settings& settings) {
+  if (settings.shard == "gradients") {
+    throw examples::UsageError(
+        "--shard gradients takes no --pipeline: the first and the last stage have one matrix, "
+        "whose "
+        "gradient counts once");
+  }
+  if (!settings.checkpoint.empty()) {
+    throw examples::UsageError(
+        "--checkpoint takes no --pipeline: a checkpoint has one model for all ranks");
+  }
+  if (settings.batch_size % settings.micro_batches != 0) {
+    throw examples::UsageError("--micro-batches takes a number that divides the batch of " +
+                               std::to_string(settings.batch_size) + " windows, not '" +
+                               std::to_string(settings.micro_batches) + "'");
+  }
+}
 
 inline Settings parse_arguments(int argc, char** argv) {
   using examples::parse_choice;
@@ -85,6 +108,9 @@ inline Settings parse_arguments(int argc, char** argv) {
       {"--shard", [&](Value f, Value v) { settings.shard = parse_choice(f, v, shard_names); }},
       {"--tensor-parallel",
        [&](Value f, Value v) { settings.tensor_parallel = parse_count(f, v, 1, kBytes); }},
+      {"--pipeline", [&](Value f, Value v) { settings.pipeline = parse_count(f, v, 1, 1000); }},
+      {"--micro-batches",
+       [&](Value f, Value v) { settings.micro_batches = parse_count(f, v, 1, 1000); }},
       {"--device",
        [&](Value f, Value v) {
          settings.device = parse_choice(f, v, {"cpu", "cuda", "auto"});
@@ -110,6 +136,7 @@ inline Settings parse_arguments(int argc, char** argv) {
     throw examples::UsageError(
         "--checkpoint takes no --tensor-parallel: a checkpoint has one model for all ranks");
   }
+  if (settings.pipeline > 1) check_pipeline(settings);
   if (settings.resume && settings.checkpoint.empty()) {
     throw examples::UsageError(
         "--resume needs --checkpoint DIR, where it finds the run to go on with");
@@ -126,6 +153,7 @@ inline std::string describe(const Settings& settings) {
        << settings.batch_size << "\n--context " << settings.context << "\n--layers "
        << settings.layers << "\n--width " << settings.width << "\n--lr " << settings.lr
        << "\n--shard " << settings.shard << "\n--tensor-parallel " << settings.tensor_parallel
+       << "\n--pipeline " << settings.pipeline << "\n--micro-batches " << settings.micro_batches
        << "\n--recompute " << given(settings.recompute) << "\n--device " << settings.device
        << "\n--seed " << settings.seed << "\n--checkpoint " << given(!settings.checkpoint.empty())
        << "\n--resume " << given(settings.resume) << "\n--stop-after " << settings.stop_after

@@ -5,8 +5,8 @@
     sirtakirun -np 2 python train_transformer.py --recompute         memory for activations of one block
     sirtakirun -np 4 python train_transformer.py --tensor-parallel 2 each layer on two ranks, and two of those
 
-The text, the net and the flags are those of ../train_transformer.cc. What makes the program distributed is explained in
-train_digits.py.
+The text, the net and the flags are those of ../train_transformer.cc, which has --pipeline besides. What makes the program
+distributed is explained in train_digits.py.
 """
 
 import argparse

@@ -59,12 +59,12 @@ END
   program=$whole
 }
 
-# same_loss A B: whether the validation losses in two texts differ in last bits alone.
+# same_loss A B [TOLERANCE]: whether the validation losses in two texts differ in last bits alone.
 same_loss() {
   local a b
   a=$(sed -n 's/^validation loss: \([0-9.]*\);.*/\1/p' <<<"$1")
   b=$(sed -n 's/^validation loss: \([0-9.]*\);.*/\1/p' <<<"$2")
-  awk -v a="$a" -v b="$b" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d < 1e-4 && d > -1e-4) }'
+  awk -v a="$a" -v b="$b" -v most="${3:-1e-4}" 'BEGIN { d = a - b; exit !(a > 0 && b > 0 && d < most && d > -most) }'
 }
 
 # done_with WHAT: the verdict.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # train_transformer_test.sh PROGRAM: train_transformer learns on 2 ranks, and with --shard and --recompute it comes to the
-# same parameters, to the bit, on 2 and on 3 ranks; and what it says of bad arguments.
+# same parameters, to the bit, on 2 and on 3 ranks; layers and stages that ranks share come to the same loss; and what it says of
+# bad arguments.
 set -euo pipefail
 program=$1
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
@@ -46,6 +47,19 @@ whole=$(result)
 run 2 "${wide[@]}"
 same_loss "$(result)" "$whole" || fail "2 ranks with whole layers: not the loss of 2 x 2 ranks, $whole"
 
+# --- two stages, each layer of which two ranks share, come to the loss of one rank that has all ---
+deep=(--width 64 --layers 2 --context 19 --batch-size 8 --steps 20 --epochs 1)   # 1052 windows to test: no micro-batch lacks one
+run 1 "${deep[@]}"
+whole=$(result)
+run 4 "${deep[@]}" --tensor-parallel 2 --pipeline 2
+expect 0 "2 stages of 2 ranks" "epoch   1/1" "parameters identical on all ranks"
+same_loss "$(result)" "$whole" 1e-5 || fail "2 stages of 2 ranks: not the loss of one rank that has all, $whole"
+run 2 "${deep[@]}"
+whole=$(result)
+run 4 "${deep[@]}" --pipeline 2 --micro-batches 2 --shard optimizer --recompute
+expect 0 "2 copies of 2 stages" "epoch   1/1" "parameters identical on all ranks"
+same_loss "$(result)" "$whole" 1e-5 || fail "2 copies of 2 stages: not the loss of 2 ranks that have all, $whole"
+
 # --- its arguments ---
 run 2 --help
 expect 0 "--help" "--shard WHAT" "--recompute"
@@ -58,9 +72,15 @@ expect 2 "--resume alone" "--resume needs --checkpoint DIR"
 run 3 --tensor-parallel 2
 expect 2 "ranks that do not divide" "--tensor-parallel takes a number that divides the 3 ranks, not '2'"
 for other in "--shard gradients" "--checkpoint $scratch/parts"; do
-  run 0 --tensor-parallel 2 $other   # two words
-  expect 2 "$other" "takes no --tensor-parallel"
+  for split in --tensor-parallel --pipeline; do
+    run 0 "$split" 2 $other   # two words
+    expect 2 "$other with $split" "takes no $split"
+  done
 done
+run 0 --pipeline 2 --micro-batches 3
+expect 2 "micro-batches that do not divide" "--micro-batches takes a number that divides the batch of 16 windows, not '3'"
+run 2 --pipeline 3
+expect 2 "stages that do not divide" "--pipeline takes a number that divides the 2 ranks, not '3'"
 run 2 --batch-size 2000
 expect 2 "a batch that is too large" "the text is too short for a batch of 2000 windows on each of 2 ranks"
 each_rank "--shard none" "--shard optimizer"
