@@ -1,11 +1,15 @@
 #include "sirtaki/session.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mm.h>
+#include <torch/serialize/archive.h>
 #include <torch/version.h>
 
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): on_exit is glibc's
 
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -137,6 +141,23 @@ bool MayPass(const Error& error, int* failed) {
   return detail::IsElastic() && !is_of_program && ++*failed < kMost;
 }
 
+// What LibTorch does for the first time, kernels, a backward pass, an archive, takes it tens of
+// milliseconds. In an elastic job it does that while the others still train, who wait for this rank
+// from then on that it has asked for a place.
+void WarmUp() {
+  const at::Tensor weight = at::full({64, 64}, 0.5).requires_grad_();
+  at::mm(weight, weight).relu().sum().backward();
+  torch::serialize::OutputArchive saved;
+  saved.write("weight", weight);
+  std::string bytes;
+  saved.save_to([&bytes](const void* from, std::size_t size) {
+    bytes.append(static_cast<const char*>(from), size);
+    return size;
+  });
+  torch::serialize::InputArchive loaded;
+  loaded.load_from(bytes.data(), bytes.size());
+}
+
 // `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
 void Start(const InitOptions& options, const std::vector<std::string>& args,
            std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
@@ -161,6 +182,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
     detail::ThrowIfError(start.parsed);
     return;
   }
+  if (detail::IsElastic() && own.fork_generation < 0) WarmUp();
   std::shared_ptr<session::Session> session;
   std::shared_ptr<detail::SessionState> state;
   for (int failed = 0; !state;) {
