@@ -21,7 +21,8 @@ import time
 FULL = os.environ.get("SIRTAKI_TEST_SCALE") == "full"
 FAULTS = int(os.environ.get("ELASTIC_FAULTS", "300" if FULL else "5"))
 GENERATIONS = int(os.environ.get("ELASTIC_GENERATIONS", "1000" if FULL else "60"))
-PATIENCE = 120.0  # for an event, on a machine that others use
+PATIENCE = 120.0  # for an event, on a machine that others use, and for the next one on the way to it
+MOST_PATIENCE = 900.0
 
 
 class Job:
@@ -52,19 +53,24 @@ class Job:
             self.news.notify_all()
 
     def wait_for(self, pattern, after=0):
-        """The number of the first line behind `after` that matches, and its match."""
-        deadline = time.monotonic() + PATIENCE
+        """The number of the first line behind `after` that matches, and its match. Several workers may have to start until then,
+        each of which imports torch for a minute where others have the cores: it waits on as long as workers come and go."""
+        began = time.monotonic()
+        deadline = began + PATIENCE
         at = after
         with self.news:
+            old = len(self.lines)
             while True:
                 while at < len(self.lines):
                     found = re.search(pattern, self.lines[at])
+                    if at >= old and re.match(r"sirtakirun: |\[\d+\] pid ", self.lines[at]):
+                        deadline = time.monotonic() + PATIENCE
                     at += 1
                     if found:
                         return at, found
                 assert self.lines[-1:] != ["(end)"], f"the job has ended, and nothing was like {pattern!r}"
-                left = deadline - time.monotonic()
-                assert left > 0, f"nothing like {pattern!r} came within {PATIENCE} s"
+                left = min(deadline, began + MOST_PATIENCE) - time.monotonic()
+                assert left > 0, f"nothing like {pattern!r} came, and nothing on the way to it within {PATIENCE} s"
                 self.news.wait(left)
 
     def pid(self, worker):
@@ -130,6 +136,9 @@ class Job:
 
     def check_equal(self, ranks):
         """The ranks have the same parameters: when each generation began, after its first step, and at the end."""
+        # A worker that finds something wrong is replaced as one that is lost.
+        wrong = [line for line in self.lines if re.search(r"AssertionError|not that of one process|have gone through", line)]
+        assert not wrong, wrong
         seen = {}
         for line in self.lines:
             if found := re.match(r"\[\d+\] (begins|goes-on) \d+ \d+ (.*) (\d+) (\S+)$", line):
@@ -143,10 +152,11 @@ class Job:
 
 
     def check_shards(self):
-        """The ranks have looked at their shards when each generation began and at the end."""
-        found = [re.match(r"\[\d+\] (begins|exact|ends) ", line) for line in self.lines]
-        kinds = [each[1] for each in found if each]
-        assert kinds.count("exact") >= kinds.count("begins") > 0, kinds
+        """The ranks have looked at their shards in each generation that trains, and at the end."""
+        trained = sum(bool(re.search(r"generation \d+ trains", line)) for line in self.lines)
+        looked = sum(bool(re.match(r"\[\d+\] exact ", line)) for line in self.lines)
+        ends = sum(bool(re.match(r"\[\d+\] ends ", line)) for line in self.lines)
+        assert trained > 0 and looked >= trained + ends, f"{looked} looks in {trained} generations and at {ends} ends"
 
 
 def killed_and_replaced(start):
