@@ -96,16 +96,27 @@ class Hosts:
             return file.read().strip().splitlines()[-12:]
 
 
-# ---- systems: begin() starts the job on these hosts, and add() another host's part ----
+# ---- systems ----
 
 
-class Ours:
-    variant = "ours"
+class System:
+    """begin() starts the job on these hosts, and add() another host's part."""
 
     def __init__(self, hosts, program, build):
         self.hosts = hosts
         self.program = program
         self.build = build
+
+    def begin(self, hosts):
+        for host in hosts:
+            self.add(host)
+
+    def add(self, host):
+        self.hosts.list(HOSTS)
+
+
+class Ours(System):
+    variant = "ours"
 
     def begin(self, hosts):
         self.hosts.list(hosts)
@@ -114,24 +125,13 @@ class Ours:
                              "--ping-interval", "0.5s", "--ssh-args", f"-F {self.hosts.state}/ssh_config",
                              "--network-interfaces", "veth0", *self.program, self.hosts.folder])
 
-    def add(self, host):
-        self.hosts.list(HOSTS)
-
 
 class OursInPython(Ours):
     variant = "ours, in Python"
 
 
-class Torchrun:
+class Torchrun(System):
     variant = "torchrun --max-restarts"
-
-    def __init__(self, hosts, program, build):
-        self.hosts = hosts
-        self.program = program
-
-    def begin(self, hosts):
-        for host in hosts:
-            self.add(host)
 
     def add(self, host):
         python, script = self.program[:-1], self.program[-1]
@@ -143,20 +143,15 @@ class Torchrun:
                          TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 
-class Torchft:
+class Torchft(System):
     variant = "torchft over gloo"
-
-    def __init__(self, hosts, program, build):
-        self.hosts = hosts
-        self.program = program
 
     def begin(self, hosts):
         python = next(word for word in self.program if word.startswith("/"))
         lighthouse = os.path.join(os.path.dirname(python), "torchft_lighthouse")
         self.hosts.start(1, [lighthouse, "--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000",
                              "--bind", "h1:29510"])
-        for host in hosts:
-            self.add(host)
+        super().begin(hosts)
 
     def add(self, host):
         python, script = self.program[:-1], self.program[-1]
@@ -168,12 +163,8 @@ class Torchft:
                              REPLICA_GROUP_ID=str(replica), NUM_REPLICA_GROUPS=str(RANKS), TORCHFT_LIGHTHOUSE="http://h1:29510")
 
 
-class Horovod:
+class Horovod(System):
     variant = "Horovod with Gloo"
-
-    def __init__(self, hosts, program, build):
-        self.hosts = hosts
-        self.program = program
 
     def begin(self, hosts):
         self.hosts.list(hosts)
@@ -181,9 +172,6 @@ class Horovod:
         self.hosts.start(1, [*horovodrun, "--gloo", "-np", str(RANKS * len(hosts) // len(HOSTS)), "--min-np", "1", "--max-np",
                              str(RANKS), "--host-discovery-script", self.hosts.find, "--blacklist-cooldown-range", "1", "2",
                              "--network-interfaces", "veth0", *self.program, self.hosts.folder])
-
-    def add(self, host):
-        self.hosts.list(HOSTS)
 
 
 SYSTEMS = {"ours": Ours, "python": OursInPython, "torchrun": Torchrun, "torchft": Torchft, "horovod": Horovod}
