@@ -402,7 +402,9 @@ class World {
     ASSERT_LE(static_cast<int>(members.size()), most);
     // After the last change nobody comes but for one who is lost.
     const bool may_change = !limits_.resets || membership_.generation() <= *limits_.resets;
-    if (may_change) EXPECT_EQ(static_cast<int>(members.size()), most);
+    if (may_change) {
+      EXPECT_EQ(static_cast<int>(members.size()), most);
+    }
     for (const WorkerId id : members) {
       const auto found = processes_.find(id);
       ASSERT_NE(found, processes_.end()) << "worker " << id << " is dead";
