@@ -185,6 +185,8 @@ Instruction Instruction::OtherEnd() const {
   return {kind == Kind::kSend ? Kind::kReceive : Kind::kSend, peer, micro_batch, stage, name};
 }
 
+Edge Instruction::edge() const { return {std::min(stage, peer), std::max(stage, peer), name}; }
+
 std::vector<Instruction> ReceivesOf(const PipelineShape& shape, const Instruction& pass) {
   const bool forward = pass.kind == Kind::kForward;
   return MessagesOver(shape, Kind::kReceive,
@@ -270,8 +272,7 @@ int MessageNumber(const PipelineShape& shape, const Instruction& message) {
   const auto ranks_of = [&](int from, int to) {
     return std::minmax({shape.RankOf(from), shape.RankOf(to)});
   };
-  const Edge edge = {std::min(message.stage, message.peer), std::max(message.stage, message.peer),
-                     message.name};
+  const Edge edge = message.edge();
   const auto ranks = ranks_of(edge.from, edge.to);
   int before = 0;  // edges between the same two ranks
   for (int stage = 0; stage < shape.stages; ++stage) {

@@ -85,8 +85,10 @@ struct Instruction {
 
   bool computes() const;
   bool is_message() const;
-  bool carries_gradient() const;  // precondition: it is a message
-  Instruction OtherEnd() const;   // likewise
+  // Preconditions of these: it is a message.
+  bool carries_gradient() const;
+  Instruction OtherEnd() const;
+  Edge edge() const;  // that it goes over, one way or the other
 };
 
 struct Schedule {

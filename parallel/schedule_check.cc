@@ -57,8 +57,8 @@ std::string WhyNotHere(const PipelineShape& shape, int rank, const Instruction& 
   }
   if (!instruction.is_message()) return "";
   if (shape.RankOf(peer) == rank) return "both stages are on this rank; leave it out";
-  const std::vector<Edge> edges = shape.OutputsOf(std::min(stage, peer));
-  const Edge edge = {std::min(stage, peer), std::max(stage, peer), name};
+  const Edge edge = instruction.edge();
+  const std::vector<Edge> edges = shape.OutputsOf(edge.from);
   if (std::find(edges.begin(), edges.end(), edge) != edges.end()) return "";
   return "nothing leads from stage " + std::to_string(edge.from) + " to stage " +
          std::to_string(edge.to) + (name.empty() ? "" : " under the name " + core::Quoted(name)) +
@@ -311,10 +311,7 @@ class RankMemory {
     const auto found = costs_.edge_bytes.find(edge);
     return found == costs_.edge_bytes.end() ? 0 : found->second;
   }
-  std::int64_t BytesOf(const Instruction& message) const {
-    const auto& [from, to] = std::minmax({message.stage, message.peer});
-    return BytesOf(Edge{from, to, message.name});
-  }
+  std::int64_t BytesOf(const Instruction& message) const { return BytesOf(message.edge()); }
 
   const PipelineShape& shape_;
   const PassCosts& costs_;

@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -51,6 +52,7 @@ void BindTensorParallel(py::module_& module) {
   module.def("whole_shape_of", &detail::WholeShapeOf, WithoutGil());
   module.def("part_for", &detail::PartFor, WithoutGil());
   module.def("whole_of", &whole_of, Waiting());
+  module.def("fill_whole", &fill_whole);
 }
 
 }  // namespace sirtaki::python

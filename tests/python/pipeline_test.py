@@ -549,6 +549,7 @@ def test_the_report(rank, size):
     report = model.report()
     assert isinstance(report, hvd.PipelineReport)
     assert report.peak_activations == min(MICRO_BATCHES, size - rank) == report.most_kept
+    assert 0 <= report.waited < 1
     assert report.bubble == pytest.approx(1 - MICRO_BATCHES / (MICRO_BATCHES + size - 1))
     assert report.schedule.startswith("rank 0:") and f"F{MICRO_BATCHES - 1}" in report.picture
 

@@ -35,7 +35,8 @@ namespace {
 
 // How the first rank of the row cuts the layers, and its copies; an error comes first.
 std::vector<std::string> CutHere(const PipelineOptions& options, const std::string& what,
-                                 const std::function<std::vector<double>()>& weigh, int stages) {
+                                 const std::function<std::vector<double>()>& weigh,
+                                 parallel::PartitionKind kind, int stages) {
   std::vector<std::string> cut = {""};
   try {
     std::vector<int> begins;
@@ -46,7 +47,7 @@ std::vector<std::string> CutHere(const PipelineOptions& options, const std::stri
   }
   // Copies measure different times. Each of them takes the same one of those that there are.
   for (const ProcessSet& set : options.other_sets) {
-    if (options.partition() != "time") break;
+    if (kind != parallel::PartitionKind::kTime) break;
     const auto all =
         ExchangeLists(what, cut, "", SessionSet(AliveSession(), set), options.timeout());
     if (!all.empty()) cut = *std::max_element(all.begin(), all.end());
@@ -75,6 +76,8 @@ std::vector<int> PipelineCore::Cut(const PipelineOptions& options, int layers,
   std::vector<int> begins(parallel::At(layers));
   std::iota(begins.begin(), begins.end(), 0);
   if (options.partition().empty()) return begins;
+  parallel::PartitionKind kind{};
+  ThrowIfError(parallel::ParsePartitionKind(options.partition(), &kind));
   if (options.stages_per_rank() < 1) {
     ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
                              "a pipeline has at least one stage a rank, not " +
@@ -83,7 +86,7 @@ std::vector<int> PipelineCore::Cut(const PipelineOptions& options, int layers,
   const int stages = static_cast<int>(row.ranks.size()) * options.stages_per_rank();
   const std::string what = "the layers of the pipeline " + core::Quoted(options.name());
   std::vector<std::string> cut;
-  if (row.place == 0) cut = CutHere(options, what, weigh, stages);
+  if (row.place == 0) cut = CutHere(options, what, weigh, kind, stages);
   const std::string error = cut.empty() ? "" : cut.front();
   const auto all = ExchangeLists(what, cut, error, row.set, options.timeout());
   if (!all.empty()) {

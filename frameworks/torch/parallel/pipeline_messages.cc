@@ -25,11 +25,6 @@ using parallel::Instruction;
 // GPU, whether it has a gradient, its dimensions and sizes.
 constexpr std::int64_t kHeaderNumbers = 512;
 
-Edge EdgeOf(const Instruction& message) {
-  return {std::min(message.stage, message.peer), std::max(message.stage, message.peer),
-          message.name};
-}
-
 std::string OverText(const Edge& edge) {
   return edge.name.empty() ? "" : " over the skip connection " + core::Quoted(edge.name);
 }
@@ -45,17 +40,17 @@ std::string LabelOf(const Instruction& message) {
   const bool sends = message.kind == parallel::InstructionKind::kSend;
   return LoadText(message) + " from stage " + std::to_string(sends ? message.stage : message.peer) +
          " to stage " + std::to_string(sends ? message.peer : message.stage) +
-         OverText(EdgeOf(message));
+         OverText(message.edge());
 }
 
 std::string ReceiveText(const PipelinePlan& plan, const Instruction& receive) {
   return StageText(plan, receive.stage) + " waits for " + LoadText(receive) + " from " +
-         StageText(plan, receive.peer) + OverText(EdgeOf(receive));
+         StageText(plan, receive.peer) + OverText(receive.edge());
 }
 
 std::string SendText(const PipelinePlan& plan, const Instruction& send) {
   return StageText(plan, send.stage) + " waits until " + StageText(plan, send.peer) + " takes " +
-         LoadText(send) + OverText(EdgeOf(send));
+         LoadText(send) + OverText(send.edge());
 }
 
 at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
@@ -160,7 +155,7 @@ PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation,
 
 void PipelineMessages::Post(const Instruction& receive) {
   Posted& posted = posted_[receive];
-  const Edge edge = EdgeOf(receive);
+  const Edge edge = receive.edge();
   if (known_.tensors.contains(edge)) return Start(receive, &posted);
   if (receive.carries_gradient() || headers_.contains(edge)) return;
   // The first receive over the edge; its tag is that of the header, which goes first.
@@ -175,7 +170,7 @@ void PipelineMessages::Post(const Instruction& receive) {
 void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
   const bool gradients = receive.carries_gradient();
   posted->started = true;
-  for (const PipelineTensor& tensor : Known(EdgeOf(receive))) {
+  for (const PipelineTensor& tensor : Known(receive.edge())) {
     if (gradients && !tensor.requires_grad) continue;
     const at::Device device = tensor.on_gpu ? devices_[At(receive.stage)] : at::Device(at::kCPU);
     posted->tensors.push_back(
@@ -188,12 +183,12 @@ void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
 
 void PipelineMessages::StartLate(const Edge& edge) {
   for (auto& [receive, posted] : posted_) {
-    if (!posted.started && EdgeOf(receive) == edge) Start(receive, &posted);
+    if (!posted.started && receive.edge() == edge) Start(receive, &posted);
   }
 }
 
 void PipelineMessages::TakeHeader(const Instruction& receive) {
-  const Edge edge = EdgeOf(receive);
+  const Edge edge = receive.edge();
   const auto header = headers_.find(edge);
   Await(*header->second.message, header->second.what);
   known_.tensors.emplace(edge, Decoded(header->second.memory));
@@ -201,7 +196,7 @@ void PipelineMessages::TakeHeader(const Instruction& receive) {
 }
 
 PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
-  const Edge edge = EdgeOf(receive);
+  const Edge edge = receive.edge();
   if (!known_.tensors.contains(edge)) TakeHeader(receive);
   StartLate(edge);
   const auto found = posted_.find(receive);
@@ -213,7 +208,7 @@ PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
 }
 
 void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
-  const Edge edge = EdgeOf(send);
+  const Edge edge = send.edge();
   const std::string what = SendText(plan_, send);
   const int to = plan_.RankOf(send.peer);
   // What has gone is let go, also behind what a slow rank has not taken yet.

@@ -198,10 +198,6 @@ double PipelineRun::MeanLoss() const {
 }
 
 void PipelineRun::Do(const Instruction& instruction) {
-  const auto edge = [&] {
-    return Edge{std::min(instruction.stage, instruction.peer),
-                std::max(instruction.stage, instruction.peer), instruction.name};
-  };
   switch (instruction.kind) {
     case InstructionKind::kForward:
       return Forward(instruction);
@@ -211,7 +207,7 @@ void PipelineRun::Do(const Instruction& instruction) {
       return messages_.Post(instruction);
     case InstructionKind::kSend: {
       auto& made = instruction.carries_gradient() ? gradients_ : activations_;
-      const auto found = made.find({edge(), instruction.micro_batch});
+      const auto found = made.find({instruction.edge(), instruction.micro_batch});
       messages_.Send(instruction, found->second);
       made.erase(found);
       return;

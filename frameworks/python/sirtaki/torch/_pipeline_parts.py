@@ -12,7 +12,6 @@ import torch
 Tensors = Union[torch.Tensor, Sequence[torch.Tensor]]
 Stages = Union[torch.nn.Sequential, Mapping[str, Callable[..., Any]], Sequence[Callable[..., Any]]]
 StageFunction = Callable[[List[torch.Tensor]], List[torch.Tensor]]
-PARTITIONS = ("uniform", "parameters", "time")
 
 
 def tensors_in(value: Any, what: str) -> List[torch.Tensor]:

@@ -11,9 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sirtaki.common.exceptions import InvalidArgumentError, NotInitializedError, UnsupportedError
 from sirtaki.torch._library import _C
 from sirtaki.torch._mesh import Mesh
-from sirtaki.torch._pipeline_parts import (
-    PARTITIONS, Parts, StageFunction, Stages, Tensors, one_or_all, stage_function, tensors_in,
-)
+from sirtaki.torch._pipeline_parts import Parts, StageFunction, Stages, Tensors, one_or_all, stage_function, tensors_in
 from sirtaki.torch._pipeline_state import (
     WholeGroups, groups_of, merged_optimizer_states, merged_states, part_of_optimizer_state, part_of_state,
 )
@@ -112,8 +110,6 @@ class Pipeline(torch.nn.Module):
             partition = "uniform"
 
         def checked() -> Tuple[Parts, _C.PipelineOptions]:
-            if partition is not None and partition not in PARTITIONS:
-                raise ValueError(f"partition is {partition!r}; allowed is {', '.join(PARTITIONS)}")
             if partition == "time" and sample is None:
                 raise ValueError("partition 'time' needs sample, the inputs of a micro-batch, to measure with")
             if not callable(loss_fn):

@@ -244,13 +244,7 @@ def fill_whole(parameter: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -> 
     """Lets ``fill`` write the whole tensor in place, and keeps this rank's part: for initialising by one's own rule, as in
     ``fill_whole(layer.weight, lambda whole: nn.init.normal_(whole, 0, 0.02))``. A parameter that is not split is written
     itself. Not collective."""
-    with torch.no_grad():
-        if not _C.is_split(parameter):
-            fill(parameter.detach())
-            return
-        whole = torch.empty(_C.whole_shape_of(parameter), dtype=parameter.dtype, device=parameter.device)
-        fill(whole)
-        parameter.copy_(_C.part_for(parameter, whole))
+    _C.fill_whole(parameter, fill)
 
 
 def whole_state_dict(module: nn.Module) -> Dict[str, Any]:
