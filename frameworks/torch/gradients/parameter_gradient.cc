@@ -421,15 +421,17 @@ void ParameterGradient::Launch(Bucket& bucket, bool will_wait) {
   if (bucket.hook) bucket.hook->Call(bucket);
   const core::WorkPtr whole = bucket.assembly.Assemble(under_way_->round);
   // Later than their hooks might, but once for all of them.
-  if (!bucket.hook && gpu_ && bucket.parts.front().on_gpu() != nullptr &&
-      whole->request.invalid.empty()) {
+  const bool on_gpu = gpu_ && bucket.parts.front().on_gpu() != nullptr;
+  if (!bucket.hook && on_gpu && whole->request.invalid.empty()) {
     core::Status noted = NoteReadyInStreams(bucket.assembly.parts(), *gpu_);
     if (noted.ok()) noted = NoteVacant(bucket.assembly.parts(), *gpu_);
     whole->request.invalid = noted.message();
   }
   ThrowIfError(set_.session->Submit(whole, will_wait));
   bucket.assembly.NoteSubmitted(whole);
-  if (what_.counts->shards && !bucket.hook) {
+  // On a GPU a bucket ends long after its launch, and nothing is taken before: a hook that waited would
+  // only keep the backward pass from launching more.
+  if (what_.counts->shards && !bucket.hook && !on_gpu) {
     TakeShardsOfDone(std::shared_ptr<Bucket>(part_.load(), &bucket), /*may_wait=*/!will_wait);
   }
 }
