@@ -29,10 +29,12 @@ using detail::ElasticPart;
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
-std::string BytesOf(const Save& save) {
+// `expected`: how many there may be.
+std::string BytesOf(const Save& save, std::size_t expected = 0) {
   OutputArchive archive;
   save(archive);
   std::string bytes;
+  bytes.reserve(expected);
   archive.save_to([&bytes](const void* from, std::size_t size) {
     bytes.append(static_cast<const char*>(from), size);
     return size;
@@ -48,7 +50,7 @@ void LoadBytes(const Load& load, const std::string& bytes) {
 
 ElasticCopy CopyOfArchive(const Save& save, const Load& load) {
   const auto kept = std::make_shared<std::string>();
-  return {[save, kept] { return detail::ElasticKeep(kept, BytesOf(save)); },
+  return {[save, kept] { return detail::ElasticKeep(kept, BytesOf(save, kept->size())); },
           [load, kept] { LoadBytes(load, *kept); }};
 }
 
