@@ -47,8 +47,8 @@ void AddTensors(std::vector<at::Tensor>& /*tensors*/, const T& /*no_tensor*/) {}
 // retain_graph, create_graph and torch::autograd::grad work. Without a gradient to compute it is the
 // plain call.
 //
-// The second run finds the random numbers of the first (of the CPU's default generator, and of those
-// of the inputs' GPUs), so that dropout drops the same, and the same autocast; in both runs autocast
+// The second run finds the random numbers of the first (of the default generators of the CPU, of the
+// current GPU, and of the others that the process uses), so that dropout drops the same, and the same autocast; in both runs autocast
 // keeps no weight that it has converted. What else the function changes, it changes twice: the
 // running statistics of a batch norm, for instance. A collective within it is called again in
 // backward(), in the same order on all ranks.

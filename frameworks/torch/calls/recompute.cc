@@ -1,6 +1,5 @@
 #include "sirtaki/recompute.h"
 
-#include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -23,6 +22,7 @@
 #include <unordered_set>
 
 #include "frameworks/torch/session/session_scope.h"
+#include "frameworks/torch/tensors/generators.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {
@@ -88,28 +88,20 @@ class NoKeptWeights {
 class Surroundings {
  public:
   // Those of this thread now.
-  explicit Surroundings(std::vector<at::Generator> generators)
-      : generators_(std::move(generators)) {
-    for (at::Generator& generator : generators_) {
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      states_.push_back(generator.get_state());
-    }
+  explicit Surroundings(std::vector<at::Generator> generators) : random_(std::move(generators)) {
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       autocast_[i] = {at::autocast::is_autocast_enabled(kDevices[i]),
                       at::autocast::get_autocast_dtype(kDevices[i])};
     }
   }
   void PutInForce() {
-    for (std::size_t i = 0; i < generators_.size(); ++i) {
-      const std::lock_guard<std::mutex> lock(generators_[i].mutex());
-      generators_[i].set_state(states_[i]);
-    }
+    random_.PutInForce();
     for (std::size_t i = 0; i < kDevices.size(); ++i) {
       at::autocast::set_autocast_enabled(kDevices[i], autocast_[i].enabled);
       at::autocast::set_autocast_dtype(kDevices[i], autocast_[i].type);
     }
   }
-  const std::vector<at::Generator>& generators() const { return generators_; }
+  const std::vector<at::Generator>& generators() const { return random_.generators(); }
 
  private:
   static constexpr std::array<at::DeviceType, 2> kDevices = {at::kCPU, at::kCUDA};
@@ -117,8 +109,7 @@ class Surroundings {
     bool enabled = false;
     at::ScalarType type{};
   };
-  std::vector<at::Generator> generators_;
-  std::vector<at::Tensor> states_;
+  GeneratorStates random_;
   std::array<Autocast, kDevices.size()> autocast_;
 };
 
@@ -133,20 +124,6 @@ class Elsewhere {
  private:
   Surroundings before_;
 };
-
-std::vector<at::Generator> GeneratorsFor(const std::vector<at::Tensor>& inputs) {
-  std::vector<at::Device> devices = {at::Device(at::kCPU)};
-  for (const at::Tensor& input : inputs) {
-    if (!input.defined() || !input.is_cuda()) continue;
-    const bool known = std::find(devices.begin(), devices.end(), input.device()) != devices.end();
-    if (!known) devices.push_back(input.device());
-  }
-  std::vector<at::Generator> generators;
-  for (const at::Device device : devices) {
-    generators.push_back(at::globalContext().defaultGenerator(device));
-  }
-  return generators;
-}
 
 // The part of autograd's graph that a run makes, told by the numbers that its thread gives to nodes.
 class Made {
@@ -400,7 +377,8 @@ std::vector<at::Tensor> Recompute(Segment segment, const std::vector<at::Tensor>
     // A view whose base was changed gets its node now, which is none of the segment's.
     if (input.defined()) (void)input.grad_fn();
   }
-  Surroundings surroundings(GeneratorsFor(inputs));
+  // A function may draw on a GPU that none of its inputs is on: where it takes these there itself.
+  Surroundings surroundings(GeneratorsInUse());
   const Made made;
   std::vector<at::Tensor> outputs;
   {

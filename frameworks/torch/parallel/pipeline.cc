@@ -1,6 +1,5 @@
 #include "sirtaki/pipeline.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
 #include <torch/cuda.h>
@@ -10,13 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/base/text.h"
+#include "frameworks/torch/tensors/generators.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/partition.h"
 
@@ -45,21 +44,13 @@ Layers LayersOf(const torch::nn::Sequential& model) {
 // Layers that are made to be weighed draw random numbers, which the layers that stay are to draw again.
 class RandomNumbersAgain {
  public:
-  explicit RandomNumbersAgain(at::Device device)
-      : generator_(at::globalContext().defaultGenerator(device)) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~RandomNumbersAgain() {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
+  RandomNumbersAgain() = default;
+  ~RandomNumbersAgain() { before_.PutInForce(); }
   RandomNumbersAgain(const RandomNumbersAgain&) = delete;
   RandomNumbersAgain& operator=(const RandomNumbersAgain&) = delete;
 
  private:
-  at::Generator generator_;
-  at::Tensor state_;
+  detail::GeneratorStates before_{detail::GeneratorsInUse()};
 };
 
 double ParametersOf(const PipelineStage& layer) {
@@ -136,8 +127,7 @@ std::vector<double> Weigh(const Layers& layers, const PipelineOptions& options) 
                                      "give PipelineOptions a sample"));
   }
   const at::Device device = options.sample().defined() ? options.sample().device() : at::kCPU;
-  const RandomNumbersAgain again(at::kCPU);
-  const RandomNumbersAgain again_there(device);
+  const RandomNumbersAgain again;
   const at::AutoGradMode with_graph(true);
   std::vector<at::Tensor> tensors = {options.sample()};
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -115,7 +115,7 @@ class Parts:
 
     def weights(self, partition: str, sample: Any) -> List[float]:
         # Layers that are built to be looked at change no layer that is built to be trained.
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             if partition == "parameters":
                 return [self._parameters_of(number) for number in range(len(self.names))]
             if partition == "time":
