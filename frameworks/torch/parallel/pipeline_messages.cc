@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ using parallel::Edge;
 using parallel::Instruction;
 
 // The message ahead of the first tensors of an edge: their number; of each its type, whether it is on a
-// GPU, whether it has a gradient, its dimensions and sizes.
+// GPU, whether it has a gradient, its dimensions, sizes, how many strides follow, and strides.
 constexpr std::int64_t kHeaderNumbers = 512;
 
 std::string OverText(const Edge& edge) {
@@ -73,6 +74,8 @@ at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
     add(tensor.requires_grad ? 1 : 0);
     add(static_cast<std::int64_t>(tensor.sizes.size()));
     for (const std::int64_t size : tensor.sizes) add(size);
+    add(static_cast<std::int64_t>(tensor.strides.size()));
+    for (const std::int64_t stride : tensor.strides) add(stride);
   }
   return header;
 }
@@ -86,6 +89,8 @@ PipelineTensors Decoded(const at::Tensor& header) {
     tensor.requires_grad = *number++ != 0;
     tensor.sizes.resize(static_cast<std::size_t>(*number++));
     for (std::int64_t& size : tensor.sizes) size = *number++;
+    tensor.strides.resize(static_cast<std::size_t>(*number++));
+    for (std::int64_t& stride : tensor.strides) stride = *number++;
   }
   return tensors;
 }
@@ -93,7 +98,29 @@ PipelineTensors Decoded(const at::Tensor& header) {
 }  // namespace
 
 PipelineTensor PipelineTensor::Of(const at::Tensor& tensor) {
-  return {tensor.scalar_type(), tensor.is_cuda(), tensor.requires_grad(), tensor.sizes().vec()};
+  std::vector<std::int64_t> strides;
+  const bool has_strides = tensor.layout() == at::kStrided && !tensor.is_contiguous();
+  if (has_strides && tensor.is_non_overlapping_and_dense()) strides = tensor.strides().vec();
+  return {tensor.scalar_type(), tensor.is_cuda(), tensor.requires_grad(), tensor.sizes().vec(),
+          std::move(strides)};
+}
+
+bool PipelineTensor::operator==(const PipelineTensor& other) const {
+  return type == other.type && on_gpu == other.on_gpu && requires_grad == other.requires_grad &&
+         sizes == other.sizes;
+}
+
+at::Tensor PipelineTensor::NewOn(at::Device device) const {
+  const auto options = at::TensorOptions().dtype(type).device(device);
+  return strides.empty() ? at::empty(sizes, options) : at::empty_strided(sizes, strides, options);
+}
+
+at::Tensor PipelineTensor::Travelling(const at::Tensor& tensor) const {
+  if (strides.empty()) return tensor.detach();
+  const at::NoGradGuard no_grad;
+  const bool lies_so = LiesWith(tensor, strides);
+  const at::Tensor lying = lies_so ? tensor.detach() : NewOn(tensor.device()).copy_(tensor);
+  return lying.as_strided({lying.numel()}, {1});
 }
 
 std::string PipelineTensor::Text() const {
@@ -110,6 +137,7 @@ PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::millis
     : plan_(plan), timeout_(timeout), trace_(trace) {}
 
 void PipelineMessages::Begin(bool training, std::vector<at::Device> devices) {
+  if (devices != devices_) known_.devices = known_in_training_.devices = {};
   devices_ = std::move(devices);
   if (training_) known_in_training_ = std::exchange(known_, {});
   training_ = training;
@@ -118,6 +146,7 @@ void PipelineMessages::Begin(bool training, std::vector<at::Device> devices) {
 
 void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors) {
   PipelineTensors now;
+  std::vector<at::Device> devices;
   for (const at::Tensor& tensor : tensors) {
     const std::string number = "tensor " + std::to_string(now.size());
     if (!tensor.defined()) {
@@ -127,7 +156,9 @@ void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors)
                                    std::to_string(edge.to) + OverText(edge) + " (" + number + ")"));
     }
     now.push_back(PipelineTensor::Of(tensor));
+    devices.push_back(tensor.device());
   }
+  known_.devices[edge] = std::move(devices);
   const auto [known, is_new] = known_.tensors.emplace(edge, now);
   if (is_new || known->second == now) return;
   const PipelineTensors& before = known->second;
@@ -170,15 +201,23 @@ void PipelineMessages::Post(const Instruction& receive) {
 void PipelineMessages::Start(const Instruction& receive, Posted* posted) {
   const bool gradients = receive.carries_gradient();
   posted->started = true;
+  std::size_t place = 0;
   for (const PipelineTensor& tensor : Known(receive.edge())) {
+    const at::Device device = DeviceFor(receive, place++);
     if (gradients && !tensor.requires_grad) continue;
-    const at::Device device = tensor.on_gpu ? devices_[At(receive.stage)] : at::Device(at::kCPU);
-    posted->tensors.push_back(
-        at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.type).device(device)));
-    posted->messages.push_back(StartMessage(
-        P2POp::receive(posted->tensors.back(), plan_.RankOf(receive.peer), plan_.TagOf(receive)),
-        LabelOf(receive)));
+    posted->tensors.push_back(tensor.NewOn(tensor.on_gpu ? device : at::Device(at::kCPU)));
+    posted->messages.push_back(
+        StartMessage(P2POp::receive(tensor.Travelling(posted->tensors.back()),
+                                    plan_.RankOf(receive.peer), plan_.TagOf(receive)),
+                     LabelOf(receive)));
   }
+}
+
+// Where a tensor of the edge is on a GPU. A stage with several GPUs hands tensors over from each.
+at::Device PipelineMessages::DeviceFor(const Instruction& receive, std::size_t place) const {
+  const auto given = known_.devices.find(receive.edge());
+  const bool is_known = receive.carries_gradient() && given != known_.devices.end();
+  return is_known ? given->second[place] : devices_[At(receive.stage)];
 }
 
 void PipelineMessages::StartLate(const Edge& edge) {
@@ -223,9 +262,12 @@ void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
     sent_.push_back(
         {StartMessage(P2POp::send(header, to, plan_.TagOf(first)), LabelOf(send)), what});
   }
-  for (const at::Tensor& tensor : tensors) {
-    sent_.push_back(
-        {StartMessage(P2POp::send(tensor.detach(), to, plan_.TagOf(send)), LabelOf(send)), what});
+  auto tensor = tensors.begin();
+  for (const PipelineTensor& known : Known(edge)) {
+    if (send.carries_gradient() && !known.requires_grad) continue;
+    sent_.push_back({StartMessage(P2POp::send(known.Travelling(*tensor++), to, plan_.TagOf(send)),
+                                  LabelOf(send)),
+                     what});
   }
 }
 

@@ -26,10 +26,16 @@ struct PipelineTensor {
   bool on_gpu = false;
   bool requires_grad = false;
   std::vector<std::int64_t> sizes;
+  // Empty: it lies flat. What else is dense, as channels_last, arrives as it lay in the first micro-batch.
+  std::vector<std::int64_t> strides;
 
   static PipelineTensor Of(const at::Tensor& tensor);
   std::string Text() const;  // "float32 [3, 4] with a gradient"
-  bool operator==(const PipelineTensor&) const = default;
+  at::Tensor NewOn(at::Device device) const;
+  // The tensor as it travels: all of its memory in order, if it does not lie flat.
+  at::Tensor Travelling(const at::Tensor& tensor) const;
+  // Strides may differ.
+  bool operator==(const PipelineTensor& other) const;
 };
 using PipelineTensors = std::vector<PipelineTensor>;
 
@@ -43,7 +49,7 @@ class PipelineMessages {
                    parallel::ScheduleTrace& trace);
 
   // A batch begins. What evaluation learns is forgotten then: its batches may differ. `devices`: where
-  // the tensors of each stage are if they are on a GPU.
+  // each stage gets tensors that come from a GPU.
   void Begin(bool training, std::vector<at::Device> devices);
   // Tensors that a stage of this rank hands to an edge are as they always were. Throws
   // InvalidArgument.
@@ -75,6 +81,7 @@ class PipelineMessages {
   };
 
   void Start(const parallel::Instruction& receive, Posted* posted);
+  at::Device DeviceFor(const parallel::Instruction& receive, std::size_t place) const;
   void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
   void TakeHeader(const parallel::Instruction& receive);
   void Await(PendingTensor& message, const std::string& what);
@@ -89,6 +96,8 @@ class PipelineMessages {
   struct Learned {
     std::map<parallel::Edge, PipelineTensors> tensors;
     std::set<parallel::Edge> told;  // the other end of these edges knows
+    // Where the tensors were that stages of this rank have handed over: their gradients belong there.
+    std::map<parallel::Edge, std::vector<at::Device>> devices;
   };
   Learned known_;
   Learned known_in_training_;  // while this evaluates

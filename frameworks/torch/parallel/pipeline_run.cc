@@ -1,8 +1,10 @@
 #include "frameworks/torch/parallel/pipeline_run.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/edge.h>
@@ -12,6 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "core/base/text.h"
@@ -76,17 +79,19 @@ std::map<int, PipelineCore::Stage> ByNumber(const PipelinePlan& plan,
   return by_number;
 }
 
-// Where a stage has its tensors on a GPU: where its parameters are, or the current one.
+// Where a stage gets tensors that come from a GPU: where its parameters are on one, else on the CPU with
+// these; without any, on the current GPU.
+at::Device DeviceOf(const PipelineCore::Stage& stage) {
+  for (const auto& [name, parameter] : stage.parameters) {
+    if (parameter.is_cuda()) return parameter.device();
+  }
+  return stage.parameters.empty() && at::hasCUDA() ? at::kCUDA : at::kCPU;
+}
+
 std::vector<at::Device> DevicesOf(const PipelinePlan& plan,
                                   const std::map<int, PipelineCore::Stage>& stages) {
-  std::vector<at::Device> devices(At(plan.shape().stages), at::Device(at::kCUDA));
-  for (const auto& [number, stage] : stages) {
-    for (const auto& [name, parameter] : stage.parameters) {
-      if (!parameter.is_cuda()) continue;
-      devices[At(number)] = parameter.device();
-      break;
-    }
-  }
+  std::vector<at::Device> devices(At(plan.shape().stages), at::Device(at::kCPU));
+  for (const auto& [number, stage] : stages) devices[At(number)] = DeviceOf(stage);
   return devices;
 }
 
@@ -192,9 +197,12 @@ void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
 }
 
 double PipelineRun::MeanLoss() const {
-  double sum = 0;
-  for (const at::Tensor& loss : losses_) sum += loss.item<double>();
-  return losses_.empty() ? 0 : sum / static_cast<double>(losses_.size());
+  if (losses_.empty()) return 0;
+  // A GPU is read once for all of them.
+  const at::Tensor losses = at::stack(losses_).cpu().to(at::kDouble);
+  const auto count = static_cast<std::size_t>(losses.numel());
+  const double* const first = losses.const_data_ptr<double>();
+  return std::accumulate(first, first + count, 0.0) / static_cast<double>(count);
 }
 
 void PipelineRun::Do(const Instruction& instruction) {
@@ -293,7 +301,7 @@ void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept
     RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
                 " has no gradient: no parameter before it requires one");
   }
-  losses_.push_back(loss.detach());
+  losses_.push_back(loss.detach().reshape({}));
   if (wants_outputs_) {
     Tensors detached;
     for (const at::Tensor& output : outputs) detached.push_back(output.detach());

@@ -597,6 +597,56 @@ TEST(PipelineTest, FactoriesAreCalledOnTheRanksOfTheirStagesAlone) {
   });
 }
 
+// A module with one parameter.
+struct ScaleImpl : torch::nn::Module {
+  torch::Tensor w = register_parameter("w", torch::full({1}, 2.0));
+};
+
+TEST(PipelineTest, TensorsAndGradientsKeepTheirStridesBetweenStages) {
+  constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
+  const torch::Tensor batch = torch::arange(96.0).reshape({4, 2, 3, 4}) / 50;
+  RunTorchRanks(2, [&](int) {
+    int passes = 0;
+    const std::vector<PipelineFactory> factories = {
+        [&passes] {
+          const auto module = std::make_shared<ScaleImpl>();
+          const auto forward = [module, &passes](const pipelines::Tensors& x) {
+            const torch::Tensor y = x[0] * module->w;
+            // The second micro-batch has other strides, and travels with those of the first.
+            const torch::Tensor one = ++passes == 2 ? y : y.contiguous(kChannelsLast);
+            if (passes == 1) {
+              one.register_hook([](const torch::Tensor& gradient) {
+                EXPECT_TRUE(gradient.is_contiguous(kChannelsLast));
+              });
+            }
+            return pipelines::Tensors{one, y.transpose(1, 3), y.narrow(3, 0, 1)};
+          };
+          return PipelineStage(forward, module);
+        },
+        [] {
+          const auto module = std::make_shared<ScaleImpl>();
+          const auto forward = [module](const pipelines::Tensors& x) {
+            EXPECT_TRUE(x[0].is_contiguous(kChannelsLast));
+            EXPECT_TRUE(x[1].transpose(1, 3).is_contiguous());
+            EXPECT_TRUE(x[2].is_contiguous());  // it was not dense
+            EXPECT_TRUE(x[1].transpose(1, 3).equal(x[0]));
+            EXPECT_TRUE(x[2].equal(x[0].narrow(3, 0, 1)));
+            return pipelines::Tensors{x[0].contiguous() * module->w + x[1].transpose(1, 3)};
+          };
+          return PipelineStage(forward, module);
+        }};
+    const auto loss = [](const torch::Tensor& output, const torch::Tensor& target) {
+      return (output * target).mean();
+    };
+    Pipeline pipeline(factories, PipelineLoss(loss), PipelineOptions().micro_batches(4));
+    // The output is x w0 (w1 + 1).
+    const double squares = batch.square().mean().item<double>();
+    EXPECT_NEAR(pipeline.train_batch(batch, batch), 6 * squares, 1e-5);
+    EXPECT_NEAR(pipeline.parameters()[0].grad().item<double>(),
+                (pipeline.is_first() ? 3 : 2) * squares, 1e-5);
+  });
+}
+
 TEST(PipelineTest, SeveralPipelinesOfAProgramDoNotMix) {
   const Model model;
   RunTorchRanks(2, [&](int) {
