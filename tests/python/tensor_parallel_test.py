@@ -33,6 +33,7 @@ def test_layers_start_as_the_unsplit_ones_to_the_bit(size):
     state = hvd.whole_state_dict(parts)
     assert list(state) == list(whole.state_dict())
     assert all(torch.equal(state[name], value) for name, value in whole.state_dict().items())
+    assert all(value.is_meta for value in hvd.whole_state_dict(parts, "meta").values())
     assert hvd.is_split(parts[0].weight) and not hvd.is_split(whole[0].weight)
     torch.manual_seed(4)
     nn.init.normal_(whole[1].weight)

@@ -343,14 +343,14 @@ void fill_whole(const at::Tensor& parameter, const std::function<void(at::Tensor
   parameter.detach().copy_(detail::PartFor(parameter, whole));
 }
 
-torch::OrderedDict<std::string, at::Tensor> whole_state(const torch::nn::Module& module) {
+torch::OrderedDict<std::string, at::Tensor> whole_state(const torch::nn::Module& module,
+                                                        std::optional<at::Device> device) {
   torch::OrderedDict<std::string, at::Tensor> state;
-  for (const auto& item : module.named_parameters()) {
-    state.insert(item.key(), whole_of(item.value()));
-  }
-  for (const auto& item : module.named_buffers()) {
-    state.insert(item.key(), item.value().detach());
-  }
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    state.insert(name, device ? tensor.to(*device) : tensor);
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), whole_of(item.value()));
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value().detach());
   return state;
 }
 

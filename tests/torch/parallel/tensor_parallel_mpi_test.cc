@@ -225,6 +225,7 @@ TEST_F(TensorParallelTest, AMeshTrainsAsOneProcessOnTheJoinedBatch) {
   for (const auto& item : whole->named_parameters()) {
     EXPECT_LT(Far(state[item.key()], item.value().detach()), 1e-9) << item.key();
   }
+  EXPECT_TRUE(whole_state(*split, at::kMeta)["0.weight"].is_meta());
   check_parameters(*split, data);
 
   // The unsplit module's state goes into a module that is split, and the other way round.

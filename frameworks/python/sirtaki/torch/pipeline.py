@@ -236,7 +236,7 @@ class Pipeline(torch.nn.Module):
         """Returns what state_dict() of the unsplit model would, on the CPU, on all ranks of the row, or on rank ``root_rank`` of
         the job and None on the others. It loads into the unsplit model, and into a pipeline of another number of stages. With
         layers that are split over ranks it is collective over these as well."""
-        return merged_states(whole_state_dict(self), self._names, self._process_set, root_rank)
+        return merged_states(whole_state_dict(self, "cpu"), self._names, self._process_set, root_rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Loads this rank's layers, of the state of the whole model or of these layers. Not collective."""

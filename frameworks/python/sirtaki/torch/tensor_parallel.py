@@ -17,7 +17,7 @@ model's state as well as its own; ``whole_state_dict(model)`` gives the former.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 from torch import nn
@@ -247,11 +247,13 @@ def fill_whole(parameter: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -> 
     _C.fill_whole(parameter, fill)
 
 
-def whole_state_dict(module: nn.Module) -> Dict[str, Any]:
+def whole_state_dict(module: nn.Module, device: Union[torch.device, str, None] = None) -> Dict[str, Any]:
     """Returns what ``state_dict()`` of the unsplit model would be: split parameters as wholes, on all ranks. Collective
-    over the sets of the split layers."""
+    over the sets of the split layers. ``device``: each tensor goes there as it comes, so that a GPU has one whole at a time;
+    "cpu" for a model that does not fit one GPU. None: tensors stay where they are."""
     state = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
-            state[name] = _C.whole_of(value)
+            whole = _C.whole_of(value)
+            state[name] = whole if device is None else whole.to(device)
     return state
