@@ -1,6 +1,7 @@
 #include "frameworks/torch/gradients/clip_grad.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -57,23 +58,24 @@ at::Tensor ValuesOf(const at::Tensor& gradient) {
 }
 
 // Returns the norm of all gradients together, where the first is. One number comes from every other
-// device. A gradient without elements has no largest one.
+// device, and a GPU computes the norms of many gradients at a time. A gradient without elements has no
+// largest one.
 at::Tensor NormOf(const std::vector<at::Tensor>& gradients, double norm_type) {
-  std::vector<std::pair<at::Device, std::vector<at::Tensor>>> norms;
+  std::vector<std::pair<at::Device, std::vector<at::Tensor>>> lists;
   for (const at::Tensor& gradient : gradients) {
-    const at::Tensor values = ValuesOf(gradient);
+    at::Tensor values = ValuesOf(gradient);
     if (values.numel() == 0) continue;
     const at::Device device = gradient.device();
-    auto found = std::find_if(norms.begin(), norms.end(),
+    auto found = std::find_if(lists.begin(), lists.end(),
                               [device](const auto& list) { return list.first == device; });
-    if (found == norms.end()) found = norms.insert(norms.end(), {device, {}});
-    found->second.push_back(at::linalg_vector_norm(values, norm_type).to(at::kDouble));
+    if (found == lists.end()) found = lists.insert(lists.end(), {device, {}});
+    found->second.push_back(std::move(values));
   }
-  if (norms.empty()) return at::full({}, 0.0, at::kDouble);
+  if (lists.empty()) return at::full({}, 0.0, at::kDouble);
   std::vector<at::Tensor> of_devices;
-  for (const auto& [device, list] : norms) {
-    of_devices.push_back(
-        at::linalg_vector_norm(at::stack(list), norm_type).to(gradients.front().device()));
+  for (const auto& [device, list] : lists) {
+    const at::Tensor norms = at::stack(at::_foreach_norm(list, norm_type)).to(at::kDouble);
+    of_devices.push_back(at::linalg_vector_norm(norms, norm_type).to(gradients.front().device()));
   }
   return of_devices.size() == 1 ? of_devices.front()
                                 : at::linalg_vector_norm(at::stack(of_devices), norm_type);

@@ -1,4 +1,5 @@
 // After a step the ranks get each other's shards here, or wait for them where parameters are common.
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -112,15 +113,22 @@ void OptimizerShards::Pack(const SmallParameters& parameters, TensorCall* call) 
 
 // Rank by rank, and of each the parameters in their order.
 void OptimizerShards::Unpack(const SmallParameters& parameters, const at::Tensor& packed) const {
+  std::vector<at::Tensor> into;
+  std::vector<at::Tensor> from;
   std::int64_t at = 0;
   for (std::size_t rank = 0; rank < elements_.size(); ++rank) {
     for (const auto& [whole, cuts] : parameters) {
       const std::int64_t count = cuts[rank + 1] - cuts[rank];
       if (count == 0) continue;
-      if (rank != self()) whole.narrow(0, cuts[rank], count).copy_(packed.narrow(0, at, count));
+      if (rank != self()) {
+        into.push_back(whole.narrow(0, cuts[rank], count));
+        from.push_back(packed.narrow(0, at, count));
+      }
       at += count;
     }
   }
+  // A GPU does this in few launches.
+  if (!into.empty()) at::_foreach_copy_(into, from);
 }
 
 }  // namespace sirtaki::detail
