@@ -99,9 +99,10 @@ TEST_F(GpuCornersTest, ActivationsAndGradientsKeepTheirFormat) {
       });
     }
     Pipeline pipeline(factories, torch::nn::MSELoss(), PipelineOptions().micro_batches(2));
-    pipeline.to(device());
+    pipeline.to(device(), torch::kDouble);
     torch::manual_seed(9);
-    const torch::Tensor batch = torch::randn({4, 4, 6, 5}).to(device()).contiguous(format);
+    const torch::Tensor batch =
+        torch::randn({4, 4, 6, 5}).to(device(), torch::kDouble).contiguous(format);
     losses.push_back(pipeline.train_batch(batch, batch.roll(1)));
     gradients.push_back(pipeline.parameters()[0].grad().cpu());
     EXPECT_EQ(mine->arrived, std::vector<bool>(2, true));
@@ -109,8 +110,8 @@ TEST_F(GpuCornersTest, ActivationsAndGradientsKeepTheirFormat) {
       EXPECT_EQ(mine->came_back, std::vector<bool>(2, true));
     }
   }
-  EXPECT_NEAR(losses[0], losses[1], 1e-4);
-  EXPECT_TRUE(torch::allclose(gradients[0], gradients[1], 1e-2, 1e-4));
+  EXPECT_NEAR(losses[0], losses[1], 1e-9);
+  EXPECT_TRUE(torch::allclose(gradients[0], gradients[1], 1e-6, 1e-9));
 }
 
 // One stage is on the GPU and the other one on the CPU.
