@@ -22,6 +22,7 @@ namespace {
 constexpr Duration kShortestBubble = std::chrono::microseconds(5);
 
 constexpr std::string_view kOnRank = " on rank ";
+constexpr std::string_view kWaits = "waits ";
 
 }  // namespace
 
@@ -99,9 +100,9 @@ void ScheduleTrace::SetAwaited(const std::string* what) {
 void ScheduleTrace::Stalled(const std::string& what, Duration waited) {
   core::Log(core::LogLevel::kWarning, "the pipeline " + core::Quoted(options_.name) + ": " + what +
                                           ", for " + core::DurationText(waited));
-  // An event has little room, and says by itself which rank it is of.
+  // An event has little room, and says by itself which rank it is of; a peer's stays.
   std::string brief = what;
-  if (const std::size_t own = brief.find(kOnRank); own != std::string::npos) {
+  if (const std::size_t own = brief.find(kOnRank); own < brief.find(kWaits)) {
     std::size_t end = own + kOnRank.size();
     while (end < brief.size() && std::isdigit(static_cast<unsigned char>(brief[end])) != 0) ++end;
     brief.erase(own, end - own);

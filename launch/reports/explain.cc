@@ -156,8 +156,11 @@ std::string DoingsText(const Records& records, const std::string& told_before) {
   std::size_t told = 0;
   for (const auto& [rank, record] : records) {
     if (record->doing.empty() || told_before.find(record->doing) != std::string::npos) continue;
-    if (told++ == kMostDoing) break;
+    if (told++ >= kMostDoing) continue;
     text += "Rank " + std::to_string(rank) + ": " + record->doing + ".\n";
+  }
+  if (told > kMostDoing) {
+    text += std::to_string(told - kMostDoing) + " more ranks are in a pipeline.\n";
   }
   return text;
 }

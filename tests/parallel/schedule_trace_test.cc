@@ -17,6 +17,7 @@ using core::trace::Observer;
 using core::trace::PipelineTimes;
 using std::chrono::milliseconds;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 TimePoint g_now{};
@@ -140,7 +141,9 @@ TEST_F(ScheduleTraceTest, AStallIsCountedAndToldInBrief) {
   EXPECT_THAT(Told(),
               ElementsAre("stall stage 1 waits for activations of micro-batch 2 from stage 0 on "
                           "rank 0 0"));
-  EXPECT_EQ(observer_->metrics.Read().Count(core::trace::Metric::kStalls), 1);
+  trace_.Stalled("waits for the tied parameter w from stage 0 on rank 0", std::chrono::seconds(60));
+  EXPECT_THAT(Told().back(), HasSubstr("from stage 0 on rank 0"));
+  EXPECT_EQ(observer_->metrics.Read().Count(core::trace::Metric::kStalls), 2);
 }
 
 }  // namespace
