@@ -93,6 +93,11 @@ std::optional<Key> Engine::WaitsFor() const {
 
 std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   const TimePoint now = Now();
+  if (options_.observer != nullptr) {
+    // Its calls are parts of that.
+    std::string doing = options_.observer->doing.Text(now);
+    if (!doing.empty()) return doing;
+  }
   std::string text = "has submitted nothing yet";
   if (last_submission_) {
     text = "last submitted " + last_submission_->key.ToString() + " " +
@@ -107,10 +112,7 @@ std::string Engine::Activity() const SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
   if (!running.empty()) {
     text += ", runs " + running.front().what + " for " + DurationText(now - running.front().since);
   }
-  if (options_.in_words) text = options_.in_words(text);
-  const std::string doing =
-      options_.observer == nullptr ? std::string() : options_.observer->doing.Text(now);
-  return doing.empty() ? text : text + ", " + doing;
+  return options_.in_words ? options_.in_words(text) : text;
 }
 
 }  // namespace sirtaki::core

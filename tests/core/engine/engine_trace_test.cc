@@ -162,8 +162,7 @@ TEST_F(EngineTraceTest, ARankThatIsLateSaysWhatItIsInTheMiddleOf) {
   const trace::Doing::Scope scope(observer(1)->doing, [](TimePoint) {
     return std::string("in the pipeline \"p\": stage 1 on rank 1 waits");
   });
-  EXPECT_EQ(world_[1].engine->Activity(),
-            "has submitted nothing yet, in the pipeline \"p\": stage 1 on rank 1 waits");
+  EXPECT_EQ(world_[1].engine->Activity(), "in the pipeline \"p\": stage 1 on rank 1 waits");
   EXPECT_EQ(world_[0].engine->Activity(), "has submitted nothing yet");
   EXPECT_EQ(world_[1].engine->Describe(seconds(1)).doing,
             "in the pipeline \"p\": stage 1 on rank 1 waits");
