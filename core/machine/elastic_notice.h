@@ -30,7 +30,8 @@ struct ElasticNotice {
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
               // rank 0 itself the port is 0: any
     kOver,    // the generation is over. `text`: why
-    kChange,  // it is to ask for another one between two steps. `text`: why
+    kChange,  // it is to ask for another one between two steps. `text`: why; `ranks`: those that are
+              // to get no place in that
     // The process around the program tells:
     kIsStopped,  // the program is stopped, and does not hear that the generation is over
   };

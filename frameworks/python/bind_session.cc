@@ -62,6 +62,7 @@ void BindShardCopies(py::module_& module) {
   py::class_<ShardCopies>(module, "ShardCopies")
       .def(py::init<>())
       .def("keep", &ShardCopies::Keep, Waiting())
+      .def("keep_for_change", &ShardCopies::KeepForChange, Waiting())
       .def("confirm", &ShardCopies::Confirm, WithoutGil())
       .def("mine", [](const ShardCopies& copies) { return BytesOf(copies.Mine()); })
       .def(

@@ -197,8 +197,13 @@ class ElasticJob {
     std::fprintf(stderr, "sirtakirun: generation %d is to change: %s\n", order.generation,
                  order.why.c_str());
     change_ = order;
+    std::vector<int> leaving;
+    for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+      const bool leaves = std::ranges::find(order.leaving, members_[rank]) != order.leaving.end();
+      if (leaves) leaving.push_back(static_cast<int>(rank));
+    }
     for (const WorkerId member : membership_.Members()) {
-      Tell(member, {Kind::kChange, order.generation, 0, 0, 0, order.why, {}});
+      Tell(member, {Kind::kChange, order.generation, 0, 0, 0, order.why, leaving});
     }
   }
   void Do(const EndGeneration& order) {

@@ -281,8 +281,12 @@ void Membership::Announce(TimePoint now) {
   const std::string why = ChangeThatWaits(now);
   if (why.empty()) return;
   announced_at_ = now;
-  for (const WorkerId id : Members()) workers_.at(id).heard = false;
-  orders_.push_back(AnnounceChange{generation_, why});
+  AnnounceChange change{generation_, why, {}};
+  for (const WorkerId id : Members()) {
+    workers_.at(id).heard = false;
+    if (!IsListed(workers_.at(id))) change.leaving.push_back(id);
+  }
+  orders_.push_back(std::move(change));
 }
 
 // The program has ended well in one worker: the others go on to its end, and nobody comes any more.

@@ -145,6 +145,11 @@ std::string ElasticWorker::WhyChange() const {
   return to_change_ == place_.generation ? why_change_ : "";
 }
 
+std::vector<int> ElasticWorker::LeavingRanks() const {
+  MutexLock lock(mutex_);
+  return to_change_ == place_.generation ? leaving_ : std::vector<int>();
+}
+
 int ElasticWorker::generation() const {
   MutexLock lock(mutex_);
   return place_.generation;
@@ -190,6 +195,7 @@ void ElasticWorker::Hear(const ElasticNotice& notice) {
     } else if (notice.kind == Kind::kChange && notice.generation == place_.generation) {
       to_change_ = notice.generation;
       why_change_ = notice.text;
+      leaving_ = notice.ranks;
       static_cast<void>(Tell({Kind::kKnows, notice.generation, 0, 0, 0, "", {}}));
     } else if (notice.kind == Kind::kOver && notice.generation == place_.generation) {
       over_ = notice.generation;

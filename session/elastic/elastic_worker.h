@@ -51,6 +51,8 @@ class ElasticWorker {
   std::string WhyOver() const SIRTAKI_EXCLUDES(mutex_);
   // Why the ranks are to leave the generation between two steps; empty: they are not.
   std::string WhyChange() const SIRTAKI_EXCLUDES(mutex_);
+  // The ranks that are to get no place in the next generation, as far as is known.
+  std::vector<int> LeavingRanks() const SIRTAKI_EXCLUDES(mutex_);
   int generation() const SIRTAKI_EXCLUDES(mutex_);  // 0: none yet
 
   // The program's training begins. False: it has begun before.
@@ -78,6 +80,7 @@ class ElasticWorker {
   std::string why_over_ SIRTAKI_GUARDED_BY(mutex_);
   int to_change_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // the last generation that is
   std::string why_change_ SIRTAKI_GUARDED_BY(mutex_);
+  std::vector<int> leaving_ SIRTAKI_GUARDED_BY(mutex_);
   std::shared_ptr<Session> session_ SIRTAKI_GUARDED_BY(mutex_);  // of the generation
   std::string refused_ SIRTAKI_GUARDED_BY(mutex_);               // why this process gets no place
   core::Status failed_start_ SIRTAKI_GUARDED_BY(mutex_);

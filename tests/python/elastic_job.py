@@ -249,6 +249,27 @@ def shards_come_to_one_rank(start):
     job.check_shards()
 
 
+def shards_of_ranks_that_leave(start):
+    """Ranks that are taken away give their shards to one that stays, also where that is nobody's partner yet."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=start.place))
+    hosts = folder / "list"
+    hosts.write_text("localhost:4\n")
+    find = folder / "find.sh"
+    find.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    find.chmod(0o755)
+    for mode in ("sharded", "sharded alone"):
+        job = start("--host-discovery-script", str(find), arguments=[mode])
+        at, _ = job.wait_for(r"epoch \d+ 4")
+        for slots in (1, 4):
+            (folder / "new").write_text(f"localhost:{slots}\n")
+            (folder / "new").rename(hosts)
+            at, _ = job.wait_for(rf"begins \d {slots} ", at)
+            at, _ = job.wait_for(rf"epoch \d+ {slots}", at)
+        assert job.end() == 0
+        job.check_equal(4)
+        job.check_shards()
+
+
 def shards_are_lost(start):
     """Without copies, and where a rank and its partner are lost at once, the job ends with that text."""
     for mode, victims in (("sharded alone", [1]), ("sharded", [1, 2])):
@@ -404,7 +425,7 @@ def on_hosts(start, mode=""):
 
 LONG = [many_faults, many_faults_between_commits, many_generations]
 CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, shards_are_copied, shards_come_to_one_rank,
-         shards_are_lost, *LONG]
+         shards_of_ranks_that_leave, shards_are_lost, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]
@@ -418,11 +439,11 @@ class Start:
         self.program = [program, str(pathlib.Path(__file__).with_name("elastic_program.py"))] if self.is_python else [program]
         self.hosts = Hosts(os.environ["ELASTIC_HOSTS"]) if "ELASTIC_HOSTS" in os.environ else None
         self._around = [*(self.hosts.enter("h1") if self.hosts else []), sirtakirun, "--elastic"]
-        self._place = place
+        self.place = place
         self.jobs = []
 
     def __call__(self, *flags, arguments=()):
-        folder = tempfile.mkdtemp(dir=self._place)
+        folder = tempfile.mkdtemp(dir=self.place)
         self.jobs.append(Job([*self._around, *flags, *self.program], folder, *arguments))
         return self.jobs[-1]
 

@@ -94,7 +94,16 @@ struct State::Impl {
     for (const ElasticPart& part : parts) {
       if (part.shards.save) mine.push_back(part.shards.save());
     }
-    copies.Keep(at, mine, copy_every >= 0);
+    leaves ? copies.KeepForChange(at, mine) : copies.Keep(at, mine, copy_every >= 0);
+  }
+  // The ranks that are there after the change have other shards, and some that have some now may not be.
+  [[noreturn]] void LeaveForChange() {
+    if (HasShards()) {
+      leaves = true;
+      const detail::Scope stays([this] { leaves = false; });
+      Commit(place + 1);
+    }
+    throw HostsUpdated();
   }
   // The parts whose shards these are, with the bytes of each.
   void RestoreShards() const {
@@ -255,6 +264,7 @@ struct State::Impl {
   detail::ShardCopies copies;
   std::int64_t copy_every = 0;  // steps; -1: never
   std::int64_t steps_since_commit = 0;
+  bool leaves = false;  // this generation, as ranks are to come or to go
 };
 
 // Each rank gets its part of the shards that the ranks of the boundary had.
@@ -413,14 +423,11 @@ void State::step() {
 void State::commit() {
   impl_->Commit(impl_->place + 1);
   ++impl_->commits;
-  if (impl_->IsToChange()) throw HostsUpdated();
+  if (impl_->IsToChange()) impl_->LeaveForChange();
 }
 
 void State::check_changes() {
-  if (!impl_->IsToChange()) return;
-  // The ranks that come after the change have other shards.
-  if (impl_->HasShards()) impl_->Commit(impl_->place + 1);
-  throw HostsUpdated();
+  if (impl_->IsToChange()) impl_->LeaveForChange();
 }
 
 void State::restore() {

@@ -12,6 +12,7 @@
 
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "session/elastic/elastic_worker.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/movement.h"
 #include "sirtaki/objects.h"
@@ -57,6 +58,8 @@ const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
 }
 
+const std::vector<int>& HostOfRank() { return CurrentSession()->topology().host_of_rank; }
+
 // What the ranks have of a boundary: the lowest rank that has each.
 struct Holders {
   std::map<int, int> of_shards;
@@ -76,26 +79,43 @@ struct Holders {
 
 }  // namespace
 
-int PartnerOf(int rank, const std::vector<int>& host_of_rank) {
+int PartnerOf(int rank, const std::vector<int>& host_of_rank, const std::vector<int>& leaving) {
   const auto ranks = static_cast<int>(host_of_rank.size());
   const auto host = [&](int of) { return host_of_rank[static_cast<std::size_t>(of)]; };
-  // Those of other hosts, beginning behind this one's: hosts that follow each other then have
-  // partners that do.
+  // Those that stay: of other hosts, and of this one.
   std::vector<int> others;
+  std::vector<int> mates;
   int before = 0;  // ranks of this host
-  for (int other = 0; other < ranks; ++other) {
-    if (host(other) != host(rank)) others.push_back(other);
+  for (int step = 1; step < ranks; ++step) {
+    const int other = (rank + step) % ranks;
     if (other < rank && host(other) == host(rank)) ++before;
+    if (std::find(leaving.begin(), leaving.end(), other) != leaving.end()) continue;
+    (host(other) == host(rank) ? mates : others).push_back(other);
   }
-  if (others.empty()) return (rank + 1) % ranks;
-  std::stable_sort(others.begin(), others.end(), [&](int a, int b) {
-    return std::tuple(host(a) < host(rank), host(a)) < std::tuple(host(b) < host(rank), host(b));
+  if (others.empty()) return mates.empty() ? rank : mates.front();
+  // Beginning behind this host, so that hosts that follow each other have partners that do.
+  std::sort(others.begin(), others.end(), [&](int a, int b) {
+    return std::tuple(host(a) < host(rank), host(a), a) <
+           std::tuple(host(b) < host(rank), host(b), b);
   });
   return others[static_cast<std::size_t>(before) % others.size()];
 }
 
 void ShardCopies::Keep(std::int64_t place, const Shards& mine, bool to_partner) {
-  const auto session = CurrentSession();
+  KeepWith(to_partner ? PartnerOf(rank(), HostOfRank()) : rank(), place, mine);
+}
+
+// A rank may have heard of the change, and of who leaves, before others.
+void ShardCopies::KeepForChange(std::int64_t place, const Shards& mine) {
+  const std::vector<int> known = session::ElasticWorker::OfProcess().LeavingRanks();
+  const std::string bytes(reinterpret_cast<const char*>(known.data()), known.size() * sizeof(int));
+  const std::string told = broadcast_object(bytes, 0, "sirtaki/elastic ranks that leave");
+  std::vector<int> leaving(told.size() / sizeof(int));
+  std::memcpy(leaving.data(), told.data(), told.size());
+  KeepWith(PartnerOf(rank(), HostOfRank(), leaving), place, mine);
+}
+
+void ShardCopies::KeepWith(int partner, std::int64_t place, const Shards& mine) {
   Version version;
   version.place = place;
   version.generation = ElasticGeneration();
@@ -111,8 +131,7 @@ void ShardCopies::Keep(std::int64_t place, const Shards& mine, bool to_partner) 
   AlltoallOptions options;
   std::vector<std::int64_t> splits(static_cast<std::size_t>(size()));
   at::Tensor sent = at::empty({0}, at::kByte);
-  const int partner = PartnerOf(rank(), session->topology().host_of_rank);
-  if (!is_whole && to_partner && partner != rank()) {
+  if (!is_whole && partner != rank()) {
     sent = version.held[rank()];
     splits[static_cast<std::size_t>(partner)] = sent.numel();
   }

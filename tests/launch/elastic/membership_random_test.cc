@@ -256,6 +256,12 @@ class World {
   }
   void Do(const AnnounceChange& order) {
     ASSERT_EQ(order.generation, membership_.generation());
+    for (const WorkerId id : order.leaving) {
+      ASSERT_TRUE(begun_[order.generation].contains(id));
+      const auto found = processes_.find(id);
+      if (found == processes_.end()) continue;
+      ASSERT_FALSE(listed_.contains(found->second.host)) << "worker " << id << " may stay";
+    }
     for (const WorkerId id : begun_[order.generation]) {
       At(Late(), [this, id, generation = order.generation] {
         const auto found = processes_.find(id);

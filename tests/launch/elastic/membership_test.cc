@@ -34,7 +34,8 @@ std::string Text(const ElasticOrder& order) {
         } else if constexpr (std::is_same_v<Kind, EndWorker>) {
           return "kill " + std::to_string(one.worker) + ": " + one.why;
         } else if constexpr (std::is_same_v<Kind, AnnounceChange>) {
-          return "announce in " + std::to_string(one.generation) + ": " + one.why;
+          return "announce in " + std::to_string(one.generation) + ": " + one.why +
+                 (one.leaving.empty() ? "" : ", leaving: " + Numbers(one.leaving));
         } else if constexpr (std::is_same_v<Kind, EndGeneration>) {
           return "end " + std::to_string(one.generation) + " for " + Numbers(one.to) + ": " +
                  one.why;
@@ -194,11 +195,11 @@ TEST(MembershipTest, TheOnlyOneWithTheStateStaysThoughItsHostIsListedNoMore) {
             R"(0 start 0 on a:0
 1 begin 1 with 0
 3 start 1 on b:0
-4 announce in 1: 1 worker comes
+4 announce in 1: 1 worker comes, leaving: 0
 4.1 begin 2 with 0,1
 4.3 end 2 for 0: worker 1 on host b has asked for another group
 4.4 begin 3 with 0,1
-4.5 announce in 3: a worker's place on host a is listed no more
+4.5 announce in 3: a worker's place on host a is listed no more, leaving: 0
 5 kill 0: its place is listed no more
 5 begin 4 with 1
 )");
@@ -446,7 +447,7 @@ TEST(MembershipTest, AHostThatIsListedNoMoreIsLeftBetweenTwoSteps) {
 0 start 1 on a:1
 0 start 2 on b:0
 1 begin 1 with 0,1,2
-5 announce in 1: a worker's place on host b is listed no more
+5 announce in 1: a worker's place on host b is listed no more, leaving: 2
 6 kill 2: its place is listed no more
 6 begin 2 with 0,1
 )");
@@ -463,7 +464,7 @@ TEST(MembershipTest, AHostIsNotLeftWhereTooFewWouldStay) {
 0 start 1 on b:0
 1 begin 1 with 0,1
 6 start 2 on c:0
-9 announce in 1: a worker's place on host b is listed no more
+9 announce in 1: a worker's place on host b is listed no more, leaving: 1
 )");
 }
 
@@ -498,9 +499,9 @@ TEST(MembershipTest, WhoHasTheStateStaysUntilAnotherOneHasItToo) {
             R"(0 start 0 on a:0
 1 begin 1 with 0
 2 start 1 on c:0
-3 announce in 1: 1 worker comes
+3 announce in 1: 1 worker comes, leaving: 0
 4 begin 2 with 0,1
-5 announce in 2: a worker's place on host a is listed no more
+5 announce in 2: a worker's place on host a is listed no more, leaving: 0
 6.1 kill 0: its place is listed no more
 6.1 begin 3 with 1
 )");
@@ -516,7 +517,7 @@ TEST(MembershipTest, FewerPlacesOnAHostAreLeftToo) {
 0 start 1 on a:1
 0 start 2 on a:2
 1 begin 1 with 0,1,2
-2 announce in 1: a worker's place on host a is listed no more
+2 announce in 1: a worker's place on host a is listed no more, leaving: 2
 3 kill 2: its place is listed no more
 3 begin 2 with 0,1
 )");
@@ -541,7 +542,7 @@ TEST(MembershipTest, AnAnnouncedChangeIsToldAsAnEndToThoseThatDoNotFollow) {
 2.1 start 2 on a:1
 3 announce in 1: 1 worker comes
 4 begin 2 with 0,2
-6 announce in 2: a worker's place on host a is listed no more
+6 announce in 2: a worker's place on host a is listed no more, leaving: 2
 12 end 2 for 2: a change was announced, and others have left
 17 kill 2: it does not answer: it is stopped, or its host hangs
 17 begin 3 with 0
@@ -708,7 +709,7 @@ TEST(MembershipTest, MoreThanTheMostAreSparesAndTakeTheNextPlace) {
 0 start 1 on b:0
 1 begin 1 with 0,1
 3 start 2 on c:0
-3 announce in 1: a worker's place on host a is listed no more
+3 announce in 1: a worker's place on host a is listed no more, leaving: 0
 4.5 kill 0: its place is listed no more
 4.5 begin 2 with 1,2
 )");

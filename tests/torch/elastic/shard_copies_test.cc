@@ -53,6 +53,9 @@ TEST(ShardCopiesTest, PartnersAreOnOtherHostsAndShareTheLoad) {
   EXPECT_THAT(partners(kTwoHosts), ElementsAre(2, 3, 0, 1));
   EXPECT_THAT(partners({0, 0, 1}), ElementsAre(2, 2, 0));
   EXPECT_THAT(partners({0, 1, 2, 0, 1, 2}), ElementsAre(1, 2, 0, 4, 5, 3));
+  EXPECT_EQ(PartnerOf(1, kTwoHosts, {1, 3}), 2);
+  EXPECT_EQ(PartnerOf(1, kTwoHosts, {1, 2, 3}), 0);
+  EXPECT_EQ(PartnerOf(0, kTwoHosts, {1, 2, 3}), 0);
   const std::uint64_t seed = TestSeed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {

@@ -15,8 +15,9 @@ namespace sirtaki::detail {
 
 // Returns the rank that keeps a copy of this rank's shards: one of another host if there are several,
 // and as few ranks' copies on each as can be. A rank without others is its own partner. Pure.
-// `host_of_rank`: numbers of hosts.
-SIRTAKI_API int PartnerOf(int rank, const std::vector<int>& host_of_rank);
+// `host_of_rank`: numbers of hosts. `leaving`: ranks that are to leave, and are nobody's partners.
+SIRTAKI_API int PartnerOf(int rank, const std::vector<int>& host_of_rank,
+                          const std::vector<int>& leaving = {});
 
 // ShardCopies keep the shards of this rank, and those of ranks whose partner it is, of the last two
 // boundaries of a training at most. A boundary is a place in the training where all ranks kept their
@@ -39,6 +40,8 @@ class SIRTAKI_API ShardCopies {
   // Keeps this rank's shards of a boundary, and gives them to the partner if `to_partner`. Collective.
   // What throws has kept nothing.
   void Keep(std::int64_t place, const Shards& mine, bool to_partner);
+  // Does so before ranks leave or come: gives the shards to a partner that stays. Collective.
+  void KeepForChange(std::int64_t place, const Shards& mine);
   // All ranks are known to have kept the last boundary: lets the one before go.
   void Confirm();
   // Returns what this rank has kept last; empty: nothing.
@@ -54,6 +57,7 @@ class SIRTAKI_API ShardCopies {
   std::int64_t bytes() const;  // of all that is kept
 
  private:
+  void KeepWith(int partner, std::int64_t place, const Shards& mine);  // this rank: none
   struct Version {
     std::int64_t place = 0;
     std::int64_t generation = 0;  // in which it was kept

@@ -224,6 +224,7 @@ class TorchState(ObjectState):
     _shards_at = 0  # where all else was copied that belongs to the copies of shards; -1: it was copied without them
     _shards_to_receive = 0  # by sync(): of so many ranks
     _steps_since_copy = 0
+    _leaves = False  # this generation, as ranks are to come or to go
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
                  **kwargs: Any):
@@ -285,7 +286,11 @@ class TorchState(ObjectState):
     def _keep_shards(self, place: int) -> None:
         """Collective."""
         await_gpus(self._tensors())
-        self._copies.keep(place, [handler.shards() for handler in self._sharded()], self.copy_shards is not None)
+        shards = [handler.shards() for handler in self._sharded()]
+        if self._leaves:
+            self._copies.keep_for_change(place, shards)
+        else:
+            self._copies.keep(place, shards, self.copy_shards is not None)
 
     def _receive_shards(self, sharded: List[OptimizerStateHandler]) -> None:
         for shard in range(self._shards_to_receive):
@@ -316,8 +321,12 @@ class TorchState(ObjectState):
     def check_host_updates(self) -> None:
         if not self._is_to_change():
             return
-        if self._keeps_shards():
-            self._commit()  # ranks have other shards after the change
+        if self._keeps_shards():  # ranks have other shards after the change, and some that have some now may not be there
+            self._leaves = True
+            try:
+                self._commit()
+            finally:
+                self._leaves = False
         raise hvd.HostsUpdatedInterrupt()
 
     def _is_to_change(self) -> bool:
