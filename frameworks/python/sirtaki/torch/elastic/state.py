@@ -278,8 +278,10 @@ class TorchState(ObjectState):
         return [handler for handler in self._of(OptimizerStateHandler) if handler.is_sharded()]
 
     def _keeps_shards(self) -> bool:
-        keeps = _C.is_elastic and self._takes_newest() and bool(self._sharded())
-        for number, handler in enumerate(self._sharded() if keeps else ()):
+        sharded = self._sharded()
+        keeps = (_C.is_elastic and self._takes_newest() and bool(sharded)
+                 and all(handler.value.process_set is hvd.global_process_set for handler in sharded))
+        for number, handler in enumerate(sharded if keeps else ()):
             handler.copied_shards = functools.partial(lambda place: self._copies.mine()[place], number)
         return keeps
 
