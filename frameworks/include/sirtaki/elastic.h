@@ -154,8 +154,9 @@ class SIRTAKI_API State {
   // the copy of before stays. Collective in an elastic job.
   void commit();
 
-  // Throws HostsUpdated, on all ranks at once, where ranks are to come or to go. Costs a broadcast of
-  // one byte. Collective in an elastic job; elsewhere it does nothing.
+  // Throws HostsUpdated, on all ranks at once, where ranks are to come or to go; with a sharded optimizer
+  // it commits before, and gives copies of shards to ranks that stay. Costs a broadcast of one byte.
+  // Collective in an elastic job; elsewhere it does nothing.
   void check_changes();
 
   // Brings back what was copied last: by commit(), by sync() or at the beginning of run(). Throws

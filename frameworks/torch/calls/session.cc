@@ -141,9 +141,8 @@ bool MayPass(const Error& error, int* failed) {
   return detail::IsElastic() && !is_of_program && ++*failed < kMost;
 }
 
-// What LibTorch does for the first time, kernels, a backward pass, an archive, takes it tens of
-// milliseconds. In an elastic job it does that while the others still train, who wait for this rank
-// from then on that it has asked for a place.
+// LibTorch's first kernels, backward pass and archive take tens of milliseconds. An elastic job has them
+// made while the others still train: once this rank has asked for a place, they wait for it.
 void WarmUp() {
   const at::Tensor weight = at::full({64, 64}, 0.5).requires_grad_();
   at::mm(weight, weight).relu().sum().backward();

@@ -60,7 +60,7 @@ const char* BytesOf(const at::Tensor& tensor) {
 
 const std::vector<int>& HostOfRank() { return CurrentSession()->topology().host_of_rank; }
 
-// What the ranks have of a boundary: the lowest rank that has each.
+// Holders are the lowest ranks that have each part of a boundary.
 struct Holders {
   std::map<int, int> of_shards;
   std::optional<int> of_all_else;
@@ -201,7 +201,7 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
   for (auto found = boundaries.rbegin(); found != boundaries.rend(); ++found) {
     const auto& [at, generation, shards] = found->first;
     const Holders& holders = found->second;
-    // What a rank that has come has, nobody has trained.
+    // Nobody has trained what a rank that has come has.
     if (was_kept && generation == kNeverKept) continue;
     const bool has_all = holders.of_shards.size() == static_cast<std::size_t>(shards);
     if (has_all && holders.of_all_else) {

@@ -159,8 +159,8 @@ ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
   return copy;
 }
 
-// What a rank has saved of its shards. With ShardOver::Host other hosts have the same once more, and a
-// state is made of the first host's.
+// A saved shard begins with one of these. ShardOver::Host lets other hosts have the same once more, and
+// a state is made of the first host's.
 constexpr char kOfFirstSet = '1';
 constexpr char kOfOtherSet = '2';
 

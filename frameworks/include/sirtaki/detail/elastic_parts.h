@@ -29,7 +29,7 @@ struct ElasticCopy {
   std::function<void()> restore;  // brings it back
 };
 
-// What a part does that a rank has a shard of: the state of a sharded optimizer.
+// ElasticShards are what a part does of which each rank has a shard: the state of a sharded optimizer.
 struct ElasticShards {
   std::function<std::string()> save;  // this rank's; empty: no step has cut the state, it is whole
   std::function<void(const std::string&)> restore;  // what save() has given in this generation

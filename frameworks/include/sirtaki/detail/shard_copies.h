@@ -1,5 +1,5 @@
-// What one rank alone has of a training's state, kept a second time by a rank of another host. An
-// elastic::State uses it, in C++ and Python; programs do not.
+// ShardCopies let a rank of another host keep a second time what one rank alone has of a training's
+// state. An elastic::State uses them, in C++ and Python; programs do not.
 #pragma once
 
 #include <ATen/core/Tensor.h>

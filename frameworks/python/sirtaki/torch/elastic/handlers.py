@@ -146,8 +146,8 @@ def _put_buffer(module: torch.nn.Module, name: str, kept: Optional[torch.Tensor]
         module._buffers[name] = None if kept is None else kept.clone()
 
 
-# What begins the shards that a rank gives to others. With shard_over="host" other hosts have the same once more, and a state is made
-# of the first host's.
+# The shards that a rank gives to others begin with one of these. shard_over="host" lets other hosts have the same once more, and a
+# state is made of the first host's.
 _OF_FIRST_SET, _OF_OTHER_SET = b"1", b"2"
 
 
