@@ -51,6 +51,16 @@ py::list BytesOf(const detail::ShardCopies::Shards& shards) {
   return list;
 }
 
+// The list lets go of each: there are no two of them.
+detail::ShardCopies::Shards TakeShards(const py::list& list) {
+  detail::ShardCopies::Shards shards;
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    shards.push_back(list[i].cast<std::string>());
+    list[i] = py::none();
+  }
+  return shards;
+}
+
 detail::ShardCopies::Shards ReceiveShards(const detail::ShardCopies& copies, int shard) {
   const Wait wait;
   const py::gil_scoped_release release;
@@ -61,9 +71,22 @@ void BindShardCopies(py::module_& module) {
   using detail::ShardCopies;
   py::class_<ShardCopies>(module, "ShardCopies")
       .def(py::init<>())
-      .def("keep", &ShardCopies::Keep, Waiting())
-      .def("keep_for_change", &ShardCopies::KeepForChange, Waiting())
+      .def("keep",
+           [](ShardCopies& copies, std::int64_t place, const py::list& mine, bool to_partner) {
+             ShardCopies::Shards taken = TakeShards(mine);
+             const Wait wait;
+             const py::gil_scoped_release release;
+             copies.Keep(place, std::move(taken), to_partner);
+           })
+      .def("keep_for_change",
+           [](ShardCopies& copies, std::int64_t place, const py::list& mine) {
+             ShardCopies::Shards taken = TakeShards(mine);
+             const Wait wait;
+             const py::gil_scoped_release release;
+             copies.KeepForChange(place, std::move(taken));
+           })
       .def("confirm", &ShardCopies::Confirm, WithoutGil())
+      .def("bytes_kept", &ShardCopies::bytes)
       .def("mine", [](const ShardCopies& copies) { return BytesOf(copies.Mine()); })
       .def(
           "agree",

@@ -211,9 +211,10 @@ namespace elastic {
 // Where `train` throws an Error that ends the job (PeerLost, TimedOut, Aborted, Backend, Protocol or
 // ShutDown), all ranks join the job again with the options of the last init(), and go back to what was
 // committed last (State::restore()), or to the last State::step(). After HostsUpdated they do the same
-// without going back. Then they make optimizers and modules of the state again, call its on_change()
-// functions, get the state of the lowest rank that is farthest, and call `train` again. Every other
-// exception is the caller's. So is an error that comes three times, in an elastic job ten times, without
+// without going back, unless an optimizer of the state is sharded: its shards are those of the last
+// commit. Then they make optimizers and modules of the state again, call its on_change() functions, get
+// the state of the lowest rank that is farthest, and call `train` again. Every other exception is the
+// caller's. So is an error that comes three times, in an elastic job ten times, without
 // a step() or commit() that is farther than before, or the loss of a rank, in between; and outside of an
 // elastic job, where lost ranks do not come back, that of a rank that has ended.
 //

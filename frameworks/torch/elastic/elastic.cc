@@ -88,7 +88,7 @@ State& State::on_change(std::function<void()> callback) {
 
 State& State::keep_random_state(bool keeps) {
   impl_->keeps_random = keeps;
-  impl_->random_at_step = impl_->random_at_commit = {};
+  impl_->random_at_step = impl_->random_at_commit = impl_->random_before = {};
   return *this;
 }
 
@@ -104,9 +104,11 @@ State& State::copy_shards(std::int64_t every_steps) {
 
 void State::step() {
   if (impl_->copy_every > 0 && impl_->HasShards()) {
-    if (++impl_->steps_since_commit == impl_->copy_every) impl_->Commit(impl_->place + 1);
-    return;
+    if (++impl_->steps_since_commit < impl_->copy_every) return;
+    impl_->Commit(impl_->place + 1);
+    return impl_->ConfirmCopies();
   }
+  if (impl_->has_warned && impl_->NeverKnowsSteps()) return;
   const std::string why = impl_->LookAtOptimizers();
   if (why.empty()) return impl_->KeepStep();
   if (std::exchange(impl_->has_warned, true) || rank() != 0) return;
@@ -181,7 +183,9 @@ void ElasticAttempts::Begin() {
       if (part.leave) part.leave();
     }
     // The state is restored here, when nothing of the job before writes to it any more.
-    if (restores_) state.GoBack();
+    // Where ranks are only to come or to go it is that of the last commit() already, unless the program
+    // has thrown HostsUpdated itself: shards are those of the commit(), and so is all else then.
+    if (restores_ || (joins_again_ && state.HasShards())) state.GoBack();
     restores_ = false;
     for (const ElasticPart& part : state.parts) {
       if (part.renew) part.renew();

@@ -23,9 +23,11 @@ namespace {
 
 constexpr std::int64_t kNeverKept = -1;  // the generation of a state that nobody has kept shards of
 constexpr std::int64_t kAllElse = -1;    // stands for the number of a shard
+constexpr char kNoRest[] = "nobody is left that has the rest of the state";
 
-// The shards of a rank as one tensor: how many there are, the size of each, their bytes.
-at::Tensor Pack(const ShardCopies::Shards& shards) {
+// The shards of a rank as one tensor: how many there are, the size of each, their bytes. Each goes when
+// it is copied.
+at::Tensor Pack(ShardCopies::Shards shards) {
   std::vector<std::uint64_t> sizes = {shards.size()};
   for (const std::string& one : shards) sizes.push_back(one.size());
   std::size_t bytes = sizes.size() * sizeof(sizes[0]);
@@ -34,7 +36,10 @@ at::Tensor Pack(const ShardCopies::Shards& shards) {
   auto* to = static_cast<char*>(packed.mutable_data_ptr());
   std::memcpy(to, sizes.data(), sizes.size() * sizeof(sizes[0]));
   to += sizes.size() * sizeof(sizes[0]);
-  for (const std::string& one : shards) to = std::copy(one.begin(), one.end(), to);
+  for (std::string& one : shards) {
+    to = std::copy(one.begin(), one.end(), to);
+    std::string().swap(one);
+  }
   return packed;
 }
 
@@ -101,21 +106,21 @@ int PartnerOf(int rank, const std::vector<int>& host_of_rank, const std::vector<
   return others[static_cast<std::size_t>(before) % others.size()];
 }
 
-void ShardCopies::Keep(std::int64_t place, const Shards& mine, bool to_partner) {
-  KeepWith(to_partner ? PartnerOf(rank(), HostOfRank()) : rank(), place, mine);
+void ShardCopies::Keep(std::int64_t place, Shards mine, bool to_partner) {
+  KeepWith(to_partner ? PartnerOf(rank(), HostOfRank()) : rank(), place, std::move(mine));
 }
 
 // A rank may have heard of the change, and of who leaves, before others.
-void ShardCopies::KeepForChange(std::int64_t place, const Shards& mine) {
+void ShardCopies::KeepForChange(std::int64_t place, Shards mine) {
   const std::vector<int> known = session::ElasticWorker::OfProcess().LeavingRanks();
   const std::string bytes(reinterpret_cast<const char*>(known.data()), known.size() * sizeof(int));
   const std::string told = broadcast_object(bytes, 0, "sirtaki/elastic ranks that leave");
   std::vector<int> leaving(told.size() / sizeof(int));
   std::memcpy(leaving.data(), told.data(), told.size());
-  KeepWith(PartnerOf(rank(), HostOfRank(), leaving), place, mine);
+  KeepWith(PartnerOf(rank(), HostOfRank(), leaving), place, std::move(mine));
 }
 
-void ShardCopies::KeepWith(int partner, std::int64_t place, const Shards& mine) {
+void ShardCopies::KeepWith(int partner, std::int64_t place, Shards mine) {
   Version version;
   version.place = place;
   version.generation = ElasticGeneration();
@@ -124,7 +129,7 @@ void ShardCopies::KeepWith(int partner, std::int64_t place, const Shards& mine) 
   if (!is_whole) {
     version.shards = size();
     version.mine = rank();
-    version.held[rank()] = Pack(mine);
+    version.held[rank()] = Pack(std::move(mine));
   }
   // It is made with nothing to send as well: a rank that returns from it knows that all others have
   // kept the boundary before.
@@ -152,8 +157,9 @@ void ShardCopies::Confirm() {
 }
 
 ShardCopies::Shards ShardCopies::Mine() const {
-  if (versions_.empty() || versions_.back().shards == 0) return {};
-  return Unpack(BytesOf(versions_.back().held.at(versions_.back().mine)));
+  if (versions_.empty() || versions_.back().generation != ElasticGeneration()) return {};
+  const auto found = versions_.back().held.find(versions_.back().mine);
+  return found == versions_.back().held.end() ? Shards() : Unpack(BytesOf(found->second));
 }
 
 std::int64_t ShardCopies::bytes() const {
@@ -180,7 +186,8 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
     if (version.place == place) add(version, kAllElse);
     for (const auto& [shard, _] : version.held) add(version, shard);
   }
-  const at::Tensor all = allgather(at::tensor(rows, at::kLong).view({-1, kColumns}),
+  const auto count = static_cast<std::int64_t>(rows.size()) / kColumns;  // it may have nothing
+  const at::Tensor all = allgather(at::tensor(rows, at::kLong).view({count, kColumns}),
                                    AllgatherOptions().name("sirtaki/elastic boundaries of shards"));
   // Of two boundaries at one place the one of the later generation is the newer.
   using Key = std::tuple<std::int64_t, std::int64_t, int>;
@@ -212,6 +219,14 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
                                        return key != Key(one.place, one.generation, one.shards);
                                      }),
                       versions_.end());
+      if (versions_.empty() &&
+          shards > 0) {  // this rank has come: it trains from here, or not at all
+        Version received;
+        received.place = at;
+        received.generation = generation;
+        received.shards = shards;
+        versions_.push_back(std::move(received));
+      }
       return {at, *holders.of_all_else, shards};
     }
     if (!lacks.empty()) continue;
@@ -220,10 +235,10 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
       lacks +=
           (lacks.empty() ? "nobody is left that has those of rank " : ", ") + std::to_string(shard);
     }
-    lacks += lacks.empty() ? "nobody is left that has the rest of the state"
-                           : " of " + std::to_string(shards);
+    if (!lacks.empty()) lacks += " of " + std::to_string(shards);
+    if (lacks.empty()) lacks = kNoRest;
   }
-  ThrowLost(lacks);
+  ThrowLost(lacks.empty() ? kNoRest : lacks);
 }
 
 ShardCopies::Shards ShardCopies::Receive(int shard) const {

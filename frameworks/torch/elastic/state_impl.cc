@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <unordered_set>
+#include <utility>
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
@@ -84,7 +85,8 @@ void State::Impl::KeepShards(std::int64_t at) {
   for (const ElasticPart& part : parts) {
     if (part.shards.save) mine.push_back(part.shards.save());
   }
-  leaves ? copies.KeepForChange(at, mine) : copies.Keep(at, mine, copy_every >= 0);
+  leaves ? copies.KeepForChange(at, std::move(mine))
+         : copies.Keep(at, std::move(mine), copy_every >= 0);
 }
 
 void State::Impl::LeaveForChange() {
@@ -110,7 +112,7 @@ void State::Impl::NoteCommit(const Keep& keep, std::int64_t at,
                              const std::vector<c10::Device>& gpus) {
   Replace(keep);
   random_at_step = {};
-  if (keeps_random) random_at_commit = RandomState(at, gpus);
+  if (keeps_random) random_before = std::exchange(random_at_commit, RandomState(at, gpus));
   has_copy = true;
   place = committed_at = at;
   stepped_at = -1;
@@ -151,7 +153,7 @@ void State::Impl::GoBack() {
 }
 
 void State::Impl::RestoreRandom(std::int64_t at) {
-  for (const RandomState* const kept : {&random_at_step, &random_at_commit}) {
+  for (const RandomState* const kept : {&random_at_step, &random_at_commit, &random_before}) {
     if (kept->place() == at) return kept->Restore();
   }
 }
@@ -161,6 +163,12 @@ std::int64_t State::Impl::StepsBegun() const {
   for (const auto& [_, optimizer] : optimizers)
     steps += detail::ReducerOf(*optimizer)->steps_begun();
   return steps;
+}
+
+bool State::Impl::NeverKnowsSteps() const {
+  return HasShards() || std::any_of(optimizers.begin(), optimizers.end(), [](const auto& one) {
+           return detail::ReducerOf(*one.second) == nullptr;
+         });
 }
 
 std::string State::Impl::LookAtOptimizers() {
@@ -179,6 +187,11 @@ std::string State::Impl::LookAtOptimizers() {
   std::string why = WhyStepsAreUnknown();
   knows_steps = why.empty();
   return why;
+}
+
+void State::Impl::ConfirmCopies() {
+  barrier(BarrierOptions().name("sirtaki/elastic copies are kept"));
+  copies.Confirm();
 }
 
 bool State::Impl::IsToChange() {
@@ -234,6 +247,12 @@ void State::Impl::ReceiveShards(const detail::ShardCopies::Boundary& boundary) c
   }
   for (int shard = 0; shard < boundary.shards; ++shard) {
     const detail::ShardCopies::Shards saved = copies.Receive(shard);
+    if (saved.size() != sharded.size()) {
+      RefuseState(core::StatusCode::kInvalidArgument,
+                  "it has " + std::to_string(sharded.size()) + " sharded optimizers, and had " +
+                      std::to_string(saved.size()) +
+                      " when their shards were kept last: add all of them before run()");
+    }
     for (std::size_t i = 0; i < sharded.size(); ++i) {
       if (saved[i].empty()) {  // of an optimizer that has made no step
         if (shard == 0) sharded[i]->sync(boundary.root);

@@ -53,9 +53,14 @@ struct State::Impl {
   void RestoreRandom(std::int64_t at);
 
   std::int64_t StepsBegun() const;
+  // Says that without a look at parameters, of which large models have many.
+  bool NeverKnowsSteps() const;
   // Looks at the parameters that the optimizers have now, and returns WhyStepsAreUnknown(). The answer
-  // that they are known holds until the groups have others: what a model gets besides is copied.
+  // that they are known holds until the groups have others: what a model gets besides is copied, and
+  // one that has lost a parameter is refused by its restore().
   std::string LookAtOptimizers();
+  // Lets the copies of the commit before the last one go, when all ranks have those of the last.
+  void ConfirmCopies();
   // Returns whether ranks are to come or to go, on all ranks alike. All have kept the last commit when
   // it returns.
   bool IsToChange();
@@ -85,7 +90,8 @@ struct State::Impl {
   bool keeps_random = true;
   RandomState random_at_step;
   RandomState random_at_commit;
-  bool goes_back = false;  // since a loss, and not there yet
+  RandomState random_before;  // at the commit() before: all may go on from that, if shards are lost
+  bool goes_back = false;     // since a loss, and not there yet
   detail::ShardCopies copies;
   std::int64_t copy_every = 0;  // steps; -1: never
   std::int64_t steps_since_commit = 0;

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
@@ -229,7 +231,14 @@ detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
     if (saved.front() != kOfFirstSet) return;
     InputArchive archive;
     LoadArchive(saved, &archive);
-    (*all)->Add(archive);
+    try {
+      (*all)->Add(archive);
+    } catch (const std::runtime_error& error) {
+      RefuseState(
+          core::StatusCode::kInvalidArgument,
+          "an optimizer cannot take the shards that were kept last: " + std::string(error.what()) +
+              ". A sharded optimizer gets all its parameters before run()");
+    }
   };
   shards.finish = [&reducer, all] {
     (*all)->Finish();
@@ -239,21 +248,17 @@ detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
   return shards;
 }
 
-// State that is cut into shards is kept by ShardCopies.
-ElasticCopy CopyUnlessCut(const detail::GradientReducer& reducer, const ElasticCopy& whole) {
-  const auto is_cut = std::make_shared<bool>(false);
-  ElasticCopy copy;
-  copy.save = [&reducer, whole, is_cut]() -> std::function<void()> {
-    if (reducer.has_sharded_state()) return [is_cut] { *is_cut = true; };
-    return [is_cut, keep = whole.save()] {
-      *is_cut = false;
-      keep();
-    };
-  };
-  copy.restore = [whole, is_cut] {
-    if (!*is_cut) whole.restore();
-  };
-  return copy;
+// State that is cut into shards is kept by ShardCopies, and here nothing.
+ElasticCopy CopyUnlessCut(const detail::GradientReducer& reducer, const Save& save,
+                          const Load& load) {
+  const auto kept = std::make_shared<std::string>();
+  return {[&reducer, save, kept] {
+            const bool is_cut = reducer.has_sharded_state();
+            return detail::ElasticKeep(kept, is_cut ? std::string() : BytesOf(save, kept->size()));
+          },
+          [load, kept] {
+            if (!kept->empty()) LoadBytes(load, *kept);
+          }};
 }
 
 // The module itself may be one, and some in it.
@@ -343,10 +348,13 @@ ElasticPart PartOfModel(const std::string& name, torch::nn::Module& module,
 }
 
 ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& optimizer) {
-  ElasticPart part = PartOfArchive(
-      "optimizer", name,
-      [&optimizer](OutputArchive& archive) { detail::SaveOptimizer(optimizer, archive); },
-      [&optimizer](InputArchive& archive) { detail::LoadOptimizer(optimizer, archive); });
+  const Save save = [&optimizer](OutputArchive& archive) {
+    detail::SaveOptimizer(optimizer, archive);
+  };
+  const Load load = [&optimizer](InputArchive& archive) {
+    detail::LoadOptimizer(optimizer, archive);
+  };
+  ElasticPart part = PartOfArchive("optimizer", name, save, load);
   part.step = CopyOfOptions(optimizer);
   part.tensors = [&optimizer] { return ParametersOf(optimizer); };
   part.sync = [&optimizer](int root) { broadcast_optimizer_state(optimizer, root); };
@@ -356,7 +364,7 @@ ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& op
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
     if (IsSharded(reducer->options())) {
       part.shards = ShardsOf(*reducer, optimizer);
-      part.commit = CopyUnlessCut(*reducer, part.commit);
+      part.commit = CopyUnlessCut(*reducer, save, load);
     }
   }
   // The gradients belong to a step that is not made any more, and shards to the ranks of then.

@@ -68,6 +68,19 @@ TEST(ShardCopiesTest, PartnersAreOnOtherHostsAndShareTheLoad) {
       const auto partner = static_cast<std::size_t>(all[i]);
       EXPECT_TRUE(several ? hosts[partner] != hosts[i] : hosts.size() == 1 || partner != i)
           << "seed " << seed;
+      for (const int other :
+           all) {  // copies of a host's ranks are shared out among all of the others'
+        const auto of_host = [&](int rank) {
+          std::ptrdiff_t count = 0;
+          for (std::size_t j = 0; j < hosts.size(); ++j)
+            count += hosts[j] == hosts[i] && all[j] == rank;
+          return count;
+        };
+        for (int rank = 0; several && rank < static_cast<int>(hosts.size()); ++rank) {
+          if (hosts[static_cast<std::size_t>(rank)] == hosts[i]) continue;
+          EXPECT_LE(of_host(other), of_host(rank) + 1) << "seed " << seed;
+        }
+      }
     }
   }
 }
@@ -124,6 +137,25 @@ TEST(ShardCopiesTest, ARankThatHasComeIsNotTheBeginningOfTheTraining) {
     EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
                         [&] { copies[static_cast<std::size_t>(rank)].Agree(rank == 0 ? 3 : 0); }),
                 testing::HasSubstr("nobody is left that has those of rank 1, 2 of 4"));
+  });
+}
+
+// It is lost with all others' copies before it has kept its own.
+TEST(ShardCopiesTest, ARankThatHasReceivedKnowsThatTheStateWasCut) {
+  std::vector<ShardCopies> copies = Kept(3);
+  copies = {copies[0], copies[1], ShardCopies()};
+  RunTorchRanks(3, [&](int rank) {
+    ShardCopies& mine = copies[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(mine.Agree(rank == 2 ? 0 : 3).shards, 4);
+    EXPECT_EQ(mine.Mine().empty(), rank == 2);
+  });
+  RunTorchRanks(1, [&](int) {
+    const auto error_at = [&](int place) {
+      return ErrorOf(ErrorCode::InvalidArgument, [&] { copies[2].Agree(place); });
+    };
+    EXPECT_THAT(error_at(3), testing::HasSubstr("has those of rank 0, 1, 2, 3 of 4"));
+    // It has not received all else either.
+    EXPECT_THAT(error_at(0), testing::HasSubstr("nobody is left that has the rest of the state"));
   });
 }
 

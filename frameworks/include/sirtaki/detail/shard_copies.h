@@ -14,7 +14,7 @@
 namespace sirtaki::detail {
 
 // Returns the rank that keeps a copy of this rank's shards: one of another host if there are several,
-// and as few ranks' copies on each as can be. A rank without others is its own partner. Pure.
+// taken by turns, each host for itself. A rank without others is its own partner. Pure.
 // `host_of_rank`: numbers of hosts. `leaving`: ranks that are to leave, and are nobody's partners.
 SIRTAKI_API int PartnerOf(int rank, const std::vector<int>& host_of_rank,
                           const std::vector<int>& leaving = {});
@@ -39,12 +39,13 @@ class SIRTAKI_API ShardCopies {
 
   // Keeps this rank's shards of a boundary, and gives them to the partner if `to_partner`. Collective.
   // What throws has kept nothing.
-  void Keep(std::int64_t place, const Shards& mine, bool to_partner);
+  void Keep(std::int64_t place, Shards mine, bool to_partner);
   // Does so before ranks leave or come: gives the shards to a partner that stays. Collective.
-  void KeepForChange(std::int64_t place, const Shards& mine);
+  void KeepForChange(std::int64_t place, Shards mine);
   // All ranks are known to have kept the last boundary: lets the one before go.
   void Confirm();
-  // Returns what this rank has kept last; empty: nothing.
+  // Returns what this rank has kept last in this generation, where its shards are the same; empty:
+  // nothing.
   Shards Mine() const;
 
   // The ranks of a new generation agree on the last boundary of which each shard is there. `place`:
@@ -57,13 +58,14 @@ class SIRTAKI_API ShardCopies {
   std::int64_t bytes() const;  // of all that is kept
 
  private:
-  void KeepWith(int partner, std::int64_t place, const Shards& mine);  // this rank: none
+  void KeepWith(int partner, std::int64_t place, Shards mine);  // this rank: none
   struct Version {
     std::int64_t place = 0;
     std::int64_t generation = 0;  // in which it was kept
     int shards = 0;
-    int mine = 0;                    // the number of this rank's
-    std::map<int, at::Tensor> held;  // by number
+    int mine = 0;  // the number of this rank's
+    std::map<int, at::Tensor>
+        held;  // by number; a rank that has come has none of those that it got
   };
 
   std::vector<Version> versions_;  // the newest comes last
