@@ -284,6 +284,34 @@ def shards_are_lost(start):
         assert job.end() != 0
 
 
+def shards_by_hand(start):
+    """The program restores, synchronizes and asks for a change itself: all go on from the last state that they have all of."""
+    job = start("-np", "4", arguments=["sharded by hand"])
+    at, _ = job.wait_for(r"begins \d 4 \d+ 4 2 ")
+    at, _ = job.wait_for(r"begins \d 3 \d+ 7 3 ", at)
+    at, _ = job.wait_for(r"begins \d 4 ", at)
+    at, _ = job.wait_for(r"epoch \d+ 4", at)
+    at, _ = job.wait_for(r"epoch \d+ 4", at)
+    assert job.end() == 0
+    job.check_equal(4)
+    job.check_shards()
+
+
+def shards_without_their_copies(start):
+    """What has changed since the copies does not go with them: a loss then ends the ranks with that text."""
+    cases = [("sharded adds", r"optimizer has other parameters than when its shards were kept" if start.is_python else
+              r"cannot take the shards that were kept last: a shard is of 2 parameters, and the optimizer has 3")]
+    if start.is_python:
+        cases.append(("sharded saves", "nobody is left that has the rest of the state"))
+    else:
+        cases.append(("sharded adds another", "it has 2 sharded optimizers, and had 1 when their shards were kept last"))
+    for mode, text in cases:
+        job = start("-np", "4", arguments=[mode])
+        job.wait_for(text)
+        job.process.terminate()  # others may come in the place of those that have ended, and begin anew
+        assert job.process.wait(PATIENCE) != 0
+
+
 def many_faults(start, mode=""):
     """Workers are killed and stopped at random, also while others join: no hang, and the same parameters everywhere."""
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
@@ -425,7 +453,7 @@ def on_hosts(start, mode=""):
 
 LONG = [many_faults, many_faults_between_commits, many_generations]
 CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, shards_are_copied, shards_come_to_one_rank,
-         shards_of_ranks_that_leave, shards_are_lost, *LONG]
+         shards_of_ranks_that_leave, shards_are_lost, shards_by_hand, shards_without_their_copies, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]

@@ -55,8 +55,8 @@ def make_data():
 
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
-    step() is called in the place of most commits; "sharded", "sharded gradients", "sharded alone": see train_sharded(); a
-    number: that many generations are made."""
+    step() is called in the place of most commits; "sharded" and what follows it: see train_sharded(); a number: that
+    many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
@@ -177,19 +177,50 @@ def check_exact(exact, optimizer, history):
     say("exact", len(history), looked)
 
 
+def lose_rank_1():
+    """Rank 1 is lost when all ranks have come here."""
+    hvd.barrier()
+    if hvd.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.barrier()
+
+
+def do_by_hand(mode, state, optimizer):
+    """What the modes of train_sharded() do between two steps."""
+    now = (_C.elastic_generation(), len(state.history))
+    if mode == "sharded by hand":
+        if now == (1, STEPS_OF_COPY + 1):  # shards are kept as they were a step ago
+            raise hvd.HostsUpdatedInterrupt()
+        if now == (2, STEPS_OF_COPY + 3):
+            state.sync()
+            lose_rank_1()
+    elif mode == "sharded saves" and now == (1, STEPS_OF_COPY - 1):
+        state.save()
+        lose_rank_1()
+    elif mode == "sharded adds" and now == (1, STEPS_OF_COPY + 1):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))]})
+        lose_rank_1()
+
+
 def train_sharded(enough, mode):
-    """The modes "sharded", "sharded gradients" and "sharded alone": without copies."""
+    """The modes "sharded", "sharded gradients", "sharded alone": without copies; "sharded by hand": the program calls
+    restore() and sync(), and raises HostsUpdatedInterrupt; "sharded saves" and "sharded adds": a rank is lost after what no
+    copies go with."""
     exact = Exact()
     optimizer = hvd.DistributedOptimizer(torch.optim.Adam(exact.parameters(), Exact.RATE), exact.named_parameters(), op=hvd.Sum,
                                          shard="gradients" if mode == "sharded gradients" else "optimizer")
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.TorchState(model=exact, optimizer=optimizer, sampler=sampler, epoch=0, history=[])
     state.copy_shards = None if mode == "sharded alone" else STEPS_OF_COPY
+    if mode == "sharded by hand":
+        state.register_reset_callbacks([lambda: state.restore() if _C.elastic_generation() > 2 else None])
 
     @hvd.elastic.run
     def train(state):
         say("begins", hvd.rank(), hvd.size(), state.epoch, len(state.history), _C.elastic_generation(), digest(exact))
         check_exact(exact, optimizer, state.history)
+        assert state.history or state._steps.place == 0, state._steps.place
+        kept = None  # bytes of copies, when step() has made some
         while not hvd.broadcast_object(os.path.exists(enough)):
             indices = list(sampler)
             for at in range(0, len(indices), BATCH):
@@ -201,9 +232,19 @@ def train_sharded(enough, mode):
                 sampler.record_batch(at // BATCH, len(ours))
                 state.history = state.history + [sum(everyone, [])]
                 time.sleep(PAUSE)
+                do_by_hand(mode, state, optimizer)
                 state.step()
+                if state._steps_since_copy == 0:
+                    kept = state._copies.bytes_kept()
                 if len(state.history) % STEPS_OF_COMMIT == 0:
                     state.commit()
+                    assert kept is None or kept <= 1.2 * state._copies.bytes_kept(), "step() has left two copies"
+                    if mode == "sharded by hand":
+                        optimizer.zero_grad()
+                        exact(ours).backward()
+                        optimizer.step()
+                        state.restore()
+                        check_exact(exact, optimizer, state.history)
             state.epoch += 1
             sampler.set_epoch(state.epoch)
             state.commit()

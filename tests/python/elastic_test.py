@@ -318,6 +318,31 @@ def follow(teacher, model):
         followed.data.lerp_(parameter.data, 0.5)
 
 
+def test_draws_go_on_from_the_commit_before():
+    """All ranks may go back to it where shards of the last one are lost."""
+    state = hvd.elastic.TorchState(at=0)
+    for _ in range(3):
+        state.commit()
+        drawn = torch.rand(1).item()
+    before = torch.get_rng_state()
+    state.commit()
+    torch.rand(1)
+    state._steps.note_commit(state._steps.place - 1)
+    state._go_on_with_random(goes_back=True)
+    assert torch.rand(1).item() == drawn and torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("steps", [-1, True, "20", 2.0])
+def test_copies_are_made_at_a_number_of_steps(steps):
+    state = hvd.elastic.TorchState(at=0)
+    with pytest.raises(ValueError, match="it is a number of steps, 0 for each commit"):
+        state.copy_shards = steps
+    assert state.copy_shards == 0
+    for right in (None, 0, 20):
+        state.copy_shards = right
+        assert state.copy_shards == right
+
+
 def test_draws_go_on_where_they_are_not_kept():
     model, optimizer = training(0)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, at=0)

@@ -320,7 +320,14 @@ void train(const std::string& enough, const std::string& mode) {
               digest(net));
 }
 
-// The modes "sharded", "sharded gradients" and "sharded alone": without copies.
+// Rank 1 is lost when all ranks have come here.
+void lose_rank_1() {
+  sirtaki::barrier();
+  if (sirtaki::rank() == 1) std::raise(SIGKILL);
+  sirtaki::barrier();
+}
+
+// The modes are described in elastic_program.py, "sharded adds another" but here: an optimizer.
 void train_sharded(const std::string& enough, const std::string& mode) {
   Exact exact;
   auto optimizer = sirtaki::DistributedOptimizer(
@@ -341,6 +348,36 @@ void train_sharded(const std::string& enough, const std::string& mode) {
                    .value("epoch", epoch)
                    .value("history", history)
                    .copy_shards(mode == "sharded alone" ? -1 : kStepsOfCopy);
+  const bool is_by_hand = mode == "sharded by hand";
+  if (is_by_hand) {
+    state.on_change([&state] {
+      if (sirtaki::elastic::generation() > 2) state.restore();
+    });
+  }
+  Exact another;
+  std::optional<sirtaki::DistributedOptimizer<torch::optim::Adam>> of_another;
+  const auto do_by_hand = [&] {
+    const std::pair<int, std::int64_t> now(sirtaki::elastic::generation(), history.size(0));
+    if (is_by_hand && now == std::pair(1, kStepsOfCopy + 1)) {  // shards are kept as a step ago
+      throw sirtaki::elastic::HostsUpdated();
+    }
+    if (is_by_hand && now == std::pair(2, kStepsOfCopy + 3)) {
+      state.sync();
+      lose_rank_1();
+    }
+    if (mode == "sharded adds" && now == std::pair(1, kStepsOfCopy + 1)) {
+      optimizer.add_param_group(
+          torch::optim::OptimizerParamGroup({torch::zeros({3}, torch::requires_grad())}));
+      lose_rank_1();
+    }
+    if (mode == "sharded adds another" && now == std::pair(1, kStepsOfCopy + 1)) {
+      of_another.emplace(
+          torch::optim::Adam(another.parameters(), kRateOfExact),
+          sirtaki::DistributedOptimizerOptions().shard(sirtaki::Shard::OptimizerState));
+      state.optimizer(*of_another, "another");
+      lose_rank_1();
+    }
+  };
   sirtaki::elastic::run(state, [&] {
     const int generation = sirtaki::elastic::generation();
     std::printf("begins %d %d %" PRId64 " %" PRId64 " %d %016" PRIx64 "\n", sirtaki::rank(),
@@ -360,8 +397,16 @@ void train_sharded(const std::string& enough, const std::string& mode) {
         counts[0].index_add_(0, all, torch::ones_like(all));
         history = torch::cat({history, counts});
         std::this_thread::sleep_for(kPause);
+        do_by_hand();
         state.step();
-        if (history.size(0) % kStepsOfCommit == 0) state.commit();
+        if (history.size(0) % kStepsOfCommit != 0) continue;
+        state.commit();
+        if (!is_by_hand) continue;
+        optimizer.zero_grad();
+        exact.forward(ours).backward();
+        optimizer.step();
+        state.restore();
+        check_exact(exact, optimizer, history);
       }
       ++epoch;
       sampler.set_epoch(static_cast<std::size_t>(epoch));

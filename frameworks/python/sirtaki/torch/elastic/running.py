@@ -50,8 +50,9 @@ def run(func: Function) -> Function:
     When `func` raises HorovodInternalError, on one rank or on all, every rank joins the job again, goes back to its
     last state.step() if nothing is changed since, or else to its last commit (state.restore()), calls the state's reset
     callbacks, takes the state of the farthest and calls `func` again. After HostsUpdatedInterrupt it does the same, but
-    restores nothing. Every other exception goes to the caller, MismatchError among them, and so does the error that comes
-    three times, in an elastic job ten times, without a commit or a step that is farther or the loss of a rank in between.
+    restores nothing, unless an optimizer of the state is sharded: then the last commit. Every other exception goes to the
+    caller, MismatchError among them, and so does the error that comes three times, in an elastic job ten times, without a
+    commit or a step that is farther or the loss of a rank in between.
 
     In an elastic job it is called once: a rank that comes later would begin with the first training. Within itself it
     raises InvalidArgumentError.
@@ -101,6 +102,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
         except hvd.HostsUpdatedInterrupt as interrupt:
             # A rank that has come has nothing yet.
             skip_sync = interrupt.skip_sync and not _C.is_elastic
+            must_restore = must_restore or state._restores_at_change()
         except RuntimeError as error:
             if not _ends_the_job(error) or not attempts.goes_on_after_error(_peer_was_lost(error), state._steps.place):
                 raise

@@ -86,7 +86,8 @@ class State:
         self._rank = get_rank or hvd.rank
         self._reset_callbacks: List[Callable[[], None]] = []
         self._steps = _Steps()
-        self._random: List[_RandomState] = []  # of the last commit() and the last step()
+        self._random: List[_RandomState] = []  # of the last two commit()s: all may go on from the first, if shards are lost
+        self._random_at_step: List[_RandomState] = []  # of the last step() since then
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
         """The callbacks are called, in this order, each time that the job was joined again."""
@@ -128,14 +129,19 @@ class State:
     def _sync_newest(self) -> None:
         self.sync()
 
+    def _restores_at_change(self) -> bool:
+        return False
+
     def _keep_random(self, of_step: bool) -> None:
         now = [_RandomState(self._steps.place, self._tensors())] if self.keep_random_state else []
-        self._random = (self._random[:1] if of_step else []) + now
+        if not of_step:
+            self._random = self._random[-1:] + now if now else []
+        self._random_at_step = now if of_step else []
 
     def _go_on_with_random(self, goes_back: bool) -> None:
         """Draws go on where a loss has brought the training back to. A rank that has received a later place had made its
         draws before that."""
-        kept = [one for one in self._random if one.place == self._steps.place]
+        kept = [one for one in self._random + self._random_at_step if one.place == self._steps.place]
         if goes_back and kept:
             kept[-1].restore()
         self._keep_random(of_step=False)
@@ -210,18 +216,17 @@ class ObjectState(State):
 
 Handler = TypeVar("Handler", bound=StateHandler)
 
+# In the place of where all else of a state was copied: no shards were kept yet; it was copied without them since they were.
+_NO_COPIES, _WITHOUT_COPIES = -1, -2
+
 
 class TorchState(ObjectState):
     """The state of a training: models, optimizers, schedulers and samplers are kept by their state_dict, all else as
     ObjectState keeps it. Each is an attribute of the name that it is given by."""
 
-    # How often the partner of each rank, on another host if there is one, gets a copy of that rank's shards of the optimizers'
-    # state, in an elastic job: at each commit() where it is 0; at each of so many calls of step() as well where it is more, each
-    # of which then is a commit() that does not call check_host_updates(); never where it is None.
-    copy_shards: Optional[int] = 0
-
+    _copy_shards: Optional[int] = 0
     _root_rank = 0  # whose state sync() gives to all
-    _shards_at = 0  # where all else was copied that belongs to the copies of shards; -1: it was copied without them
+    _shards_at = _NO_COPIES  # where all else was copied that belongs to the copies of shards
     _shards_to_receive = 0  # by sync(): of so many ranks
     _steps_since_copy = 0
     _leaves = False  # this generation, as ranks are to come or to go
@@ -237,13 +242,26 @@ class TorchState(ObjectState):
             object.__setattr__(self, name, handler.value)
         super().__init__(**{name: value for name, value in given.items() if name not in self._handlers})
 
+    @property
+    def copy_shards(self) -> Optional[int]:
+        """How often the partner of each rank, on another host if there is one, gets a copy of that rank's shards of the
+        optimizers' state, in an elastic job: at each commit() where it is 0; at each of so many calls of step() as well where it
+        is more, each of which then is a commit() that does not call check_host_updates(); never where it is None."""
+        return self._copy_shards
+
+    @copy_shards.setter
+    def copy_shards(self, steps: Optional[int]) -> None:
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
+            raise ValueError(f"copy_shards = {steps!r}: it is a number of steps, 0 for each commit() alone, or None for no copies")
+        self._copy_shards = steps
+
     def save(self) -> None:
         await_gpus(self._tensors())  # the copies before stay where the job has failed
         for handler in self._handlers.values():
             handler.save()
         super().save()
         self._steps.note_commit(self._steps.place)
-        self._shards_at = -1
+        self._note_without_copies()
 
     def restore(self) -> None:
         for handler in self._handlers.values():
@@ -252,6 +270,17 @@ class TorchState(ObjectState):
         self._steps.note_commit(self._steps.committed_at)
 
     def sync(self) -> None:
+        values = self._receive()
+        if not self._keeps_shards():
+            return self._save_received(values)
+        place = self._steps.place + 1  # a boundary of its own: shards are not those of the one before
+        self._keep_shards(place)
+        self._save_without_shards(lambda: self._save_received(values))
+        self._steps.note_commit(place)
+        self._keep_random(of_step=False)
+        self._note_copies(place)
+
+    def _receive(self) -> Dict[str, Any]:
         self._steps.is_receiving = hvd.rank() != self._root_rank
         # A fault on the way leaves the copies as they were, all of one commit.
         sharded = self._sharded() if self._shards_to_receive else []
@@ -261,12 +290,15 @@ class TorchState(ObjectState):
         self._receive_shards(sharded)
         values = self._bcast_object(self._now()) if self._saved_state else {}
         await_gpus(self._tensors())
+        return values
+
+    def _save_received(self, values: Dict[str, Any]) -> None:
         for handler in self._handlers.values():
             handler.save()
         self._saved_state = values
         self._bring_back(copy.deepcopy)
         self._steps.note_commit(self._steps.place)
-        self._shards_at = -1
+        self._note_without_copies()
 
     def reset(self) -> None:
         for handler in self._handlers.values():
@@ -294,6 +326,14 @@ class TorchState(ObjectState):
         else:
             self._copies.keep(place, shards, self.copy_shards is not None)
 
+    def _note_copies(self, place: int) -> None:
+        self._shards_at = place
+        self._steps_since_copy = 0
+
+    def _note_without_copies(self) -> None:
+        if self._shards_at != _NO_COPIES:
+            self._shards_at = _WITHOUT_COPIES
+
     def _receive_shards(self, sharded: List[OptimizerStateHandler]) -> None:
         for shard in range(self._shards_to_receive):
             for handler, shards in zip(sharded, self._copies.receive(shard)):
@@ -308,8 +348,7 @@ class TorchState(ObjectState):
         place = self._steps.place + 1
         self._keep_shards(place)
         self._save_without_shards(super()._commit)
-        self._shards_at = place
-        self._steps_since_copy = 0
+        self._note_copies(place)
 
     def _save_without_shards(self, save: Callable[[], None]) -> None:
         for handler in self._sharded():
@@ -331,6 +370,10 @@ class TorchState(ObjectState):
                 self._leaves = False
         raise hvd.HostsUpdatedInterrupt()
 
+    def _restores_at_change(self) -> bool:
+        """Shards are those of the last commit, and so is all else then: it may be a program that has raised the interrupt."""
+        return self._keeps_shards()
+
     def _is_to_change(self) -> bool:
         is_to_change = super()._is_to_change()
         self._copies.confirm()
@@ -343,6 +386,8 @@ class TorchState(ObjectState):
             self._steps_since_copy += 1
             if self._steps_since_copy >= self.copy_shards:
                 self._commit()
+                hvd.barrier()  # nobody leaves it before all have the copies, and those of the commit before may go
+                self._copies.confirm()
             return
         stepped = self._stepped()
         if not self._knows_steps(stepped):
@@ -408,7 +453,8 @@ class TorchState(ObjectState):
             return self.sync()
         keeps_shards = self._keeps_shards()
         if keeps_shards:
-            place, root_rank, self._shards_to_receive = self._copies.agree(self._shards_at)
+            place, root_rank, self._shards_to_receive = self._copies.agree(
+                self._steps.place if self._shards_at == _NO_COPIES else self._shards_at)
         else:
             places = hvd.allgather_object(self._steps.place, name="sirtaki/elastic place")
             place, root_rank = max(places), places.index(max(places))
@@ -420,16 +466,15 @@ class TorchState(ObjectState):
         finally:
             self._shards_to_receive = 0
         self._steps.note_commit(place)
-        self._shards_at = place  # all else of it is here, whatever becomes of the copies
+        self._note_copies(place)  # all else of it is here, whatever becomes of them
         self._keep_shards(place)
-        self._steps_since_copy = 0
 
     def _sync_from(self, root_rank: int) -> None:
         broadcast = self._bcast_object
         is_at_step = self._is_at_step()
         self._set_root(root_rank, functools.partial(hvd.broadcast_object, root_rank=root_rank))
         try:
-            self.sync()
+            self._save_received(self._receive())
         except Exception:
             if is_at_step:  # for the root it counts as a change, too, that it has given its own
                 for handler in self._of(OptimizerStateHandler):
