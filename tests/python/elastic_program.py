@@ -234,7 +234,7 @@ def train_sharded(enough, mode):
                 time.sleep(PAUSE)
                 do_by_hand(mode, state, optimizer)
                 state.step()
-                if state._steps_since_copy == 0:
+                if state.copy_shards and state._steps_since_copy == 0:
                     kept = state._copies.bytes_kept()
                 if len(state.history) % STEPS_OF_COMMIT == 0:
                     state.commit()
