@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -197,6 +198,18 @@ void report(const ResNet& net, double images, double seconds) {
   std::fflush(stdout);
 }
 
+std::string text_of_epoch(double loss, double accuracy, double images_per_second,
+                          std::optional<double> tested) {
+  char text[160];
+  const int length = std::snprintf(text, sizeof text, "loss %.4f, accuracy %.2f %%, %.1f images/s",
+                                   loss, 100 * accuracy, images_per_second);
+  if (tested) {
+    std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
+                  ", test accuracy %.2f %%", 100 * *tested);
+  }
+  return text;
+}
+
 void train(const Settings& settings) {
   // GPU: each rank has one, which is the current device from here on.
   const torch::Device device = examples::choose_device(settings.device);
@@ -268,15 +281,9 @@ void train(const Settings& settings) {
     all_time += time;
     ++epoch;
     average_statistics(trainer.net);
-    char text[160];
-    int length = std::snprintf(text, sizeof text, "loss %.4f, accuracy %.2f %%, %.1f images/s",
-                               loss, 100 * accuracy, images / time.count());
-    if (data.validation != nullptr) {
-      std::snprintf(text + length, sizeof text - static_cast<std::size_t>(length),
-                    ", test accuracy %.2f %%",
-                    100 * test_accuracy(trainer, data.validation, settings));
-    }
-    progress.epoch(epoch, text);
+    std::optional<double> tested;
+    if (data.validation != nullptr) tested = test_accuracy(trainer, data.validation, settings);
+    progress.epoch(epoch, text_of_epoch(loss, accuracy, images / time.count(), tested));
     if (!file.empty()) sirtaki::save_checkpoint(file, checkpoint);
   }
   report(trainer.net, all_images, all_time.count());

@@ -120,7 +120,7 @@ struct Model {
       sirtaki::clip_grad_norm_(optimizer, max_norm);
     }
   }
-  // Of an optimizer that averages over the ranks with the same layers.
+  // These options make an optimizer average over the ranks with the same layers.
   sirtaki::DistributedOptimizerOptions optimizer_options(const sirtaki::ProcessSet& alike) {
     return pipeline ? pipeline->optimizer_options()
                     : sirtaki::DistributedOptimizerOptions().process_set(alike);

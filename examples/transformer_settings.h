@@ -76,8 +76,7 @@ inline void check_pipeline(const Settings& settings) {
   if (settings.shard == "gradients") {
     throw examples::UsageError(
         "--shard gradients takes no --pipeline: the first and the last stage have one matrix, "
-        "whose "
-        "gradient counts once");
+        "whose gradient counts once");
   }
   if (!settings.checkpoint.empty()) {
     throw examples::UsageError(

@@ -43,7 +43,6 @@ ScheduleTrace::Batch::~Batch() {
   {
     core::MutexLock lock(trace_.mutex_);
     trace_.instruction_ = nullptr;
-    trace_.awaited_ = nullptr;
   }
   if (trace_.detail()) {
     if (complete_) trace_.Tell(EventKind::kBubble, "the end", trace_.begin_, end);

@@ -16,7 +16,7 @@
 
 namespace sirtaki::benchmarks {
 
-// Six layers of 2048 x 2048: 25.2 M parameters.
+// Layers of 2048 x 2048: 25.2 M parameters if there are six.
 inline torch::nn::Sequential MakeMlp(int layers = 6) {
   torch::nn::Sequential model;
   for (int i = 0; i < layers; ++i) {

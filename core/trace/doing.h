@@ -16,7 +16,7 @@ class Doing {
   // Any thread may call it; it must neither block nor throw. Empty: there is nothing to tell.
   using Say = std::function<std::string(TimePoint now)>;
 
-  // As long as a scope lasts, what it was given is told.
+  // A scope has its words told as long as it lasts.
   class Scope {
    public:
     Scope(Doing& doing, Say say) SIRTAKI_EXCLUDES(doing.mutex_);

@@ -36,11 +36,6 @@ std::string PipelineTimes::name() const {
   return {letters.data(), strnlen(letters.data(), kNameBytes)};
 }
 
-double PipelineTimes::WaitedShare() const {
-  if (nanoseconds == 0) return 0;
-  return 1 - static_cast<double>(busy_nanoseconds) / static_cast<double>(nanoseconds);
-}
-
 void PipelineTotals::Add(std::string_view name, Duration time, Duration busy, double bubble) {
   name = name.substr(0, PipelineTimes::kNameBytes);
   MutexLock lock(mutex_);

@@ -27,7 +27,6 @@ struct PipelineTimes {
   double scheduled_nanoseconds = 0;   // of these, in bubbles of the schedule
 
   std::string name() const;
-  double WaitedShare() const;  // of this rank; 0 without batches
 };
 static_assert(std::is_trivially_copyable_v<PipelineTimes>);
 

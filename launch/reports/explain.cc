@@ -160,7 +160,8 @@ std::string DoingsText(const Records& records, const std::string& told_before) {
     text += "Rank " + std::to_string(rank) + ": " + record->doing + ".\n";
   }
   if (told > kMostDoing) {
-    text += std::to_string(told - kMostDoing) + " more ranks are in a pipeline.\n";
+    text += "Ranks that are in the middle of something and not listed: " +
+            std::to_string(told - kMostDoing) + ".\n";
   }
   return text;
 }

@@ -38,7 +38,6 @@ class RowExchange {
   // Takes them from what all members have told, each its own(), in their order.
   void TakeFrom(const std::vector<std::int64_t>& all);
   core::OpKind kind() const { return kind_; }
-  std::int64_t root() const { return static_cast<std::int64_t>(root_); }
 
   using Moves = std::function<void(const void* from, void* to, std::int64_t bytes)>;
   // Once `told` is there: has the outputs allocated, and notes what this rank gives to the others

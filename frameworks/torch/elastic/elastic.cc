@@ -3,13 +3,11 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/base/log.h"
 #include "frameworks/torch/elastic/state_impl.h"
 #include "frameworks/torch/elastic/state_parts.h"
 #include "frameworks/torch/session/session_scope.h"
-#include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/session.h"
 

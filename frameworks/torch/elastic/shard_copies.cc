@@ -148,7 +148,7 @@ void ShardCopies::KeepWith(int partner, std::int64_t place, Shards mine) {
     if (bytes > 0) version.held[static_cast<int>(from)] = received.tensor.narrow(0, at, bytes);
     at += bytes;
   }
-  if (versions_.size() > 1) versions_.erase(versions_.begin(), versions_.end() - 1);
+  Confirm();
   versions_.push_back(std::move(version));
 }
 
@@ -189,7 +189,7 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
   const auto count = static_cast<std::int64_t>(rows.size()) / kColumns;  // it may have nothing
   const at::Tensor all = allgather(at::tensor(rows, at::kLong).view({count, kColumns}),
                                    AllgatherOptions().name("sirtaki/elastic boundaries of shards"));
-  // Of two boundaries at one place the one of the later generation is the newer.
+  // A boundary of a later generation is newer than one of an earlier generation at the same place.
   using Key = std::tuple<std::int64_t, std::int64_t, int>;
   std::map<Key, Holders> boundaries;
   bool was_kept = false;
@@ -214,11 +214,9 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
     if (has_all && holders.of_all_else) {
       holders_ = holders.of_shards;
       const Key key = found->first;
-      versions_.erase(std::remove_if(versions_.begin(), versions_.end(),
-                                     [&key](const Version& one) {
-                                       return key != Key(one.place, one.generation, one.shards);
-                                     }),
-                      versions_.end());
+      std::erase_if(versions_, [&key](const Version& one) {
+        return key != Key(one.place, one.generation, one.shards);
+      });
       if (versions_.empty() &&
           shards > 0) {  // this rank has come: it trains from here, or not at all
         Version received;

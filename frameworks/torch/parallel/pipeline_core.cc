@@ -1,5 +1,4 @@
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -223,20 +222,16 @@ class PipelineCore::Impl {
                   "named_parameters()";
           break;
         }
+        const auto is_it = [&](const at::Tensor& of) { return of.is_same(found->second); };
         for (std::size_t k = 0; k < i; ++k) {
           const std::vector<at::Tensor>& others = ties_[k].parameters;
-          if (std::none_of(others.begin(), others.end(),
-                           [&](const at::Tensor& of) { return of.is_same(found->second); })) {
-            continue;
-          }
+          if (std::none_of(others.begin(), others.end(), is_it)) continue;
           error = "the parameter " + core::Quoted(name) +
                   " is tied twice, under several names; name all parameters that are one in a "
                   "single tie";
         }
         std::vector<at::Tensor>& known = tie.parameters;
-        known.erase(std::remove_if(known.begin(), known.end(),
-                                   [&](const at::Tensor& of) { return of.is_same(found->second); }),
-                    known.end());
+        std::erase_if(known, is_it);
         const std::vector<int>& tied = plan_.shape().ties[i].stages;
         const bool is_first = stage == *std::min_element(tied.begin(), tied.end());
         known.insert(is_first ? known.begin() : known.end(), found->second);
@@ -447,10 +442,8 @@ class PipelineCore::Impl {
 };
 
 PipelineCore::PipelineCore(const PipelineOptions& options, std::vector<int> begins,
-                           const std::function<Stage(int stage)>& make,
-                           PipelineLoss::Function loss) {
-  impl_ = std::make_unique<Impl>(options, std::move(begins), make, std::move(loss));
-}
+                           const std::function<Stage(int stage)>& make, PipelineLoss::Function loss)
+    : impl_(std::make_unique<Impl>(options, std::move(begins), make, std::move(loss))) {}
 
 PipelineCore::~PipelineCore() = default;
 

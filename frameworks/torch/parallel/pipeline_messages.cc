@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/message_call.h"
 #include "frameworks/torch/calls/tensor_call.h"

@@ -29,7 +29,8 @@ TEST(PipelineTimesTest, BatchesOfANameAddUp) {
   ASSERT_EQ(times.size(), 2U);
   EXPECT_EQ(times[0].name(), "a");
   EXPECT_EQ(times[0].batches, 2);
-  EXPECT_DOUBLE_EQ(times[0].WaitedShare(), 0.25);
+  EXPECT_EQ(times[0].nanoseconds, 40'000'000);
+  EXPECT_EQ(times[0].busy_nanoseconds, 30'000'000);
   EXPECT_DOUBLE_EQ(times[0].scheduled_nanoseconds, 8e6);  // a fifth of the time
 }
 

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -220,6 +219,7 @@ TEST_F(GpuCornersTest, HooksOfShardedGradientsDoNotWaitForALateRank) {
     const torch::Tensor loss = net->forward(x).square().mean();
     torch::cuda::synchronize();
     barrier();
+    // The rank is late on purpose, by more than all hooks of the other would wait.
     if (step == 3 && rank() == 1) std::this_thread::sleep_for(kLate);
     const auto begin = Clock::now();
     x.register_hook([&](const torch::Tensor&) { launched = Clock::now() - begin; });

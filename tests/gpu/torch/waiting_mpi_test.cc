@@ -7,9 +7,6 @@
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 
-#include <cstdint>
-#include <string>
-
 #include "tests/gpu/torch/gpu_rank.h"
 
 namespace sirtaki::tests {

@@ -314,7 +314,7 @@ class TorchState(ObjectState):
         keeps = (_C.is_elastic and self._takes_newest() and bool(sharded)
                  and all(handler.value.process_set is hvd.global_process_set for handler in sharded))
         for number, handler in enumerate(sharded if keeps else ()):
-            handler.copied_shards = functools.partial(lambda place: self._copies.mine()[place], number)
+            handler.copied_shards = functools.partial(lambda copies, place: copies.mine()[place], self._copies, number)
         return keeps
 
     def _keep_shards(self, place: int) -> None:
