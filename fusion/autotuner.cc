@@ -38,17 +38,14 @@ std::vector<std::int64_t> Autotuner::values() const {
   return values;
 }
 
-bool Autotuner::AddStep(double seconds) {
-  if (finished_) return false;
+void Autotuner::AddStep(double seconds) {
+  if (finished_) return;
   if (ignored_ > 0) {
     --ignored_;
-    return false;
+    return;
   }
   turn_.push_back(seconds);
-  if (turn_.size() < static_cast<std::size_t>(how_.steps)) return false;
-  const std::vector<std::int64_t> before = values();
-  EndTurn();
-  return values() != before;
+  if (turn_.size() >= static_cast<std::size_t>(how_.steps)) EndTurn();
 }
 
 void Autotuner::EndTurn() {

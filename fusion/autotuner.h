@@ -52,8 +52,8 @@ class Autotuner {
   // `options`: at least one, each with a value.
   Autotuner(std::vector<TunedOption> options, const AutotunerOptions& how);
 
-  // A step with values() took so long. True if values() are others now.
-  bool AddStep(double seconds);
+  // A step with values() took so long. They may be others then.
+  void AddStep(double seconds);
 
   // The next step is to run with these values, by option.
   std::vector<std::int64_t> values() const;

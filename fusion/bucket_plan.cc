@@ -23,7 +23,7 @@ bool HasRoom(const Open& open, std::int64_t bytes) {
 
 }  // namespace
 
-std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
+std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<core::Signature>& gradients,
                                                   const BucketSizes& sizes) {
   std::vector<std::vector<std::size_t>> buckets;
   std::map<std::tuple<core::DType, core::DeviceKind, std::uint32_t>, Open> open_of_kind;
@@ -33,8 +33,9 @@ std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGrad
   };
   std::int64_t limit = sizes.first;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const auto [bytes, dtype, device, slot] = gradients[i];
-    Open& open = open_of_kind[{dtype, device, slot}];
+    const core::Signature& of = gradients[i];
+    const std::int64_t bytes = of.Bytes();
+    Open& open = open_of_kind[{of.dtype, of.device, of.slot}];
     if (!open.gradients.empty() && !HasRoom(open, bytes)) close(open);
     if (open.gradients.empty()) open.limit = std::exchange(limit, sizes.others);
     open.gradients.push_back(i);

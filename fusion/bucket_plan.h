@@ -6,17 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/base/types.h"
+#include "core/protocol/request.h"
 
 namespace sirtaki::fusion {
-
-// One gradient, as all ranks have it.
-struct BucketedGradient {
-  std::int64_t bytes = 0;
-  core::DType dtype = core::DType::kF32;
-  core::DeviceKind device = core::DeviceKind::kHost;
-  std::uint32_t slot = 0;  // of the device
-};
 
 struct BucketSizes {
   std::int64_t first = 0;  // of the bucket that is complete first
@@ -26,7 +18,7 @@ struct BucketSizes {
 // Indices into `gradients`, each once, ascending in a bucket; a bucket holds one type on one
 // device. Buckets come in the order in which they are complete. None is split: a bucket is above
 // its size by the last of its gradients, or because that found it less than half full.
-std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<BucketedGradient>& gradients,
+std::vector<std::vector<std::size_t>> PlanBuckets(const std::vector<core::Signature>& gradients,
                                                   const BucketSizes& sizes);
 
 }  // namespace sirtaki::fusion

@@ -1,31 +1,28 @@
 #include "fusion/planner.h"
 
 #include <bit>
-#include <limits>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 namespace sirtaki::fusion {
 namespace {
 
-// The class of two tensors has to be equal for them to share a group.
+// The class of two tensors has to be equal for them to share a group. It refers to an item of the batch
+// that is being planned.
 struct GroupClass {
-  core::OpKind kind;
-  core::ReduceOp reduction;
-  core::DType dtype;
-  std::optional<core::DType> wire;
-  core::DeviceKind device;
-  std::uint32_t slot;
-  std::int32_t root;
-  std::uint64_t prescale;  // bits, as in Signature's comparison
-  std::uint64_t postscale;
-  const core::RankRanges* silent;  // of an item of the batch that is being planned
+  const core::Signature* of;
+  const core::RankRanges* silent;
 
+  // Scales count by their bits, as in Signature's comparison.
+  auto Fields() const {
+    return std::tuple(of->kind, of->reduction, of->dtype, of->wire, of->device, of->slot, of->root,
+                      std::bit_cast<std::uint64_t>(of->prescale),
+                      std::bit_cast<std::uint64_t>(of->postscale));
+  }
   bool operator==(const GroupClass& other) const {
-    return kind == other.kind && reduction == other.reduction && dtype == other.dtype &&
-           wire == other.wire && device == other.device && slot == other.slot &&
-           root == other.root && prescale == other.prescale && postscale == other.postscale &&
+    return (of == other.of || Fields() == other.Fields()) &&
            (silent == other.silent || *silent == *other.silent);
   }
 };
@@ -37,31 +34,19 @@ struct GroupClassHash {
       hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
       hash ^= hash >> 29;
     };
-    mix(static_cast<std::uint64_t>(c.kind) << 32 | static_cast<std::uint64_t>(c.reduction) << 24 |
-        static_cast<std::uint64_t>(c.dtype) << 16 | static_cast<std::uint64_t>(c.device));
-    mix(static_cast<std::uint64_t>(c.slot) << 32 | static_cast<std::uint32_t>(c.root));
-    if (c.wire) mix(static_cast<std::uint64_t>(*c.wire));
-    mix(c.prescale);
-    mix(c.postscale);
+    const core::Signature& of = *c.of;
+    mix(static_cast<std::uint64_t>(of.kind) << 32 | static_cast<std::uint64_t>(of.reduction) << 24 |
+        static_cast<std::uint64_t>(of.dtype) << 16 | static_cast<std::uint64_t>(of.device));
+    mix(static_cast<std::uint64_t>(of.slot) << 32 | static_cast<std::uint32_t>(of.root));
+    if (of.wire) mix(static_cast<std::uint64_t>(*of.wire));
+    mix(std::bit_cast<std::uint64_t>(of.prescale));
+    mix(std::bit_cast<std::uint64_t>(of.postscale));
     for (const core::RankRange& range : c.silent->ranges()) {
       mix(static_cast<std::uint64_t>(range.first) << 32 | static_cast<std::uint32_t>(range.last));
     }
     return static_cast<std::size_t>(hash);
   }
 };
-
-GroupClass ClassOf(const core::Signature& s, const core::RankRanges& silent) {
-  return {s.kind,
-          s.reduction,
-          s.dtype,
-          s.wire,
-          s.device,
-          s.slot,
-          s.root,
-          std::bit_cast<std::uint64_t>(s.prescale),
-          std::bit_cast<std::uint64_t>(s.postscale),
-          &silent};
-}
 
 // The group of each class that still takes tensors. Most often the next tensor is of the class of the
 // last one, which is found without the table.
@@ -84,20 +69,11 @@ class OpenGroups {
   std::unordered_map<GroupClass, std::size_t, GroupClassHash> others_;
 };
 
-// Saturates: a plan of absurd shapes is a plan all the same.
-std::int64_t TimesOrMax(std::int64_t a, std::int64_t b) {
-  std::int64_t product = 0;
-  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max()
-                                                : product;
-}
-
 // Nothing moves in a barrier, nor where an arena is made.
 std::int64_t BytesOf(const core::Signature& signature) {
-  if (signature.kind == core::OpKind::kBarrier || signature.kind == core::OpKind::kMakeArena) {
-    return 0;
-  }
-  return TimesOrMax(signature.ElementCount(),
-                    static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+  const bool moves =
+      signature.kind != core::OpKind::kBarrier && signature.kind != core::OpKind::kMakeArena;
+  return moves ? signature.Bytes() : 0;
 }
 
 // The small lane has several groups under way, whose operations must begin in the same order on all
@@ -149,7 +125,7 @@ class Planning {
     const std::int64_t limit = batch_.limits.fusion_bytes;
     if (signature.kind == core::OpKind::kMakeArena) open = nullptr;
     if (open != nullptr) {
-      const GroupClass which = ClassOf(signature, batch_.items[place.item].silent);
+      const GroupClass which{&signature, &batch_.items[place.item].silent};
       if (const std::optional<std::size_t> found = open->Find(which)) {
         Group& group = groups_[*found];
         const bool joins = counted ? group.places.size() < kGatherCount : Fits(group, bytes, limit);

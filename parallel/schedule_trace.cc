@@ -83,8 +83,8 @@ void ScheduleTrace::End() {
   if (!reduces) busy_ += end - arrived_;
   if (detail()) {
     const std::string text = parallel::Text(*instruction);
-    if (!reduces) Tell(EventKind::kBubble, text, begin_, arrived_);
-    Tell(reduces ? EventKind::kReduce : EventKind::kPass, text, reduces ? begin_ : arrived_, end);
+    Tell(EventKind::kBubble, text, begin_, arrived_);
+    Tell(reduces ? EventKind::kReduce : EventKind::kPass, text, arrived_, end);
   }
   begin_ = end;
 }

@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::size_t kMaxText = std::size_t{1} << 20;
 constexpr std::size_t kMaxRanges = std::size_t{1} << 16;
-constexpr auto kLastCode = static_cast<std::uint8_t>(StatusCode::kUnsupported);
 
 void Put(const Status& status, ByteWriter& out) {
   out.Byte(static_cast<std::uint8_t>(status.code()));
@@ -26,6 +25,7 @@ void Put(const Status& status, ByteWriter& out) {
 }
 
 Status GetStatus(ByteReader& in) {
+  constexpr auto kLastCode = static_cast<std::uint8_t>(core::kLastStatusCode);
   const auto code = static_cast<StatusCode>(in.ByteUpTo("status code", kLastCode));
   std::string message = in.Text("status text", kMaxText);
   return code == StatusCode::kOk ? Status::Ok() : Status(code, std::move(message));

@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/engine/engine.h"
+#include "core/engine/peer_watch.h"
 #include "core/machine/fork_guard.h"
 #include "core/protocol/mismatch.h"
 #include "core/threads/quiet_thread.h"
@@ -28,9 +29,8 @@ using core::TimePoint;
 
 namespace {
 
-// How often a rank that meets others, while nobody drives its engine, looks whether their processes
-// are there.
-constexpr auto kPeersInterval = std::chrono::milliseconds(100);
+// How often a rank looks whether a call of MPI, made aside, hangs.
+constexpr auto kStuckInterval = std::chrono::milliseconds(100);
 
 // How long a meeting goes on.
 class Patience {
@@ -89,17 +89,13 @@ Status Session::Meet(SetNumber set, const char* what, bool agrees, TimePoint dea
                      RankRanges* against) {
   const RankRanges members = MembersOf(set).value_or(RankRanges());
   Patience patience(what, set, deadline, config_);
-  TimePoint look_at_peers = core::Clock::now() + kPeersInterval;
   Impl& parts = *impl_;  // they live on if the session ends because the engine is stuck
   core::Engine* const engine = parts.engine.get();
-  const std::function<Status()> check = parts.medium->PeerCheck();
+  core::PeerWatch peers(parts.medium->PeerCheck());
   const auto go_on = [&] {
     if (state_ == State::kGone) return CheckState();
     if (engine != nullptr) engine->Listen();  // a fault stops the backend
-    if (core::Clock::now() >= look_at_peers) {
-      if (Status lost = check ? check() : Status::Ok(); !lost.ok()) return lost;
-      look_at_peers = core::Clock::now() + kPeersInterval;
-    }
+    if (Status lost = peers.Look(core::Clock::now()); !lost.ok()) return lost;
     return patience.Ask();
   };
   std::string all;
@@ -164,7 +160,7 @@ Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran
   core::StuckWatch watch(engine.stuck_limit());
   core::MutexLock lock(making->mutex);
   while (!making->is_over && !engine.stuck()) {
-    making->changed.WaitUntil(making->mutex, core::Clock::now() + kPeersInterval);
+    making->changed.WaitUntil(making->mutex, core::Clock::now() + kStuckInterval);
     engine.LookIfStuck(&watch);
   }
   if (!making->is_over) {

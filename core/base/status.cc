@@ -44,7 +44,7 @@ std::string_view StatusCodeName(StatusCode code) {
       "peer lost", "timed out", "aborted", "backend failure", "protocol error", "unsupported",
       "invalid argument"};
   // clang-format on
-  static_assert(std::size(kNames) == static_cast<std::size_t>(StatusCode::kRefused) + 1);
+  static_assert(std::size(kNames) == static_cast<std::size_t>(kLastStatusCode) + 1);
   return NameIn(kNames, code);
 }
 

@@ -28,6 +28,7 @@ enum class StatusCode : std::uint8_t {
   kUnsupported,      // known, but not in this build or version
   kRefused,  // a rank gives nothing, since its program has thrown; to programs kInvalidArgument
 };
+inline constexpr StatusCode kLastStatusCode = StatusCode::kRefused;
 
 // "invalid argument", "mismatch", …: for texts and logs.
 std::string_view StatusCodeName(StatusCode code);

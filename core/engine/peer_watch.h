@@ -1,7 +1,8 @@
-// A peer watch asks now and then, while work is outstanding, whether the processes of other ranks have
+// A peer watch asks now and then, while somebody waits, whether the processes of other ranks have
 // ended: who does not come any more rings nobody.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <utility>
@@ -14,19 +15,21 @@ namespace sirtaki::core {
 class PeerWatch {
  public:
   // `check`: an error that names the rank if it is known that the process of one has ended. Null:
-  // nobody is asked.
-  explicit PeerWatch(std::function<Status()> check) : check_(std::move(check)) {}
+  // nobody is asked. `patience`: for how long an end is known before it counts; what the rank has said
+  // before, and what others say about it, says more and may still be on its way.
+  explicit PeerWatch(std::function<Status()> check, Duration patience = kInterval)
+      : check_(std::move(check)), patience_(patience) {}
 
   // When the next look is due while anything is outstanding.
   TimePoint next() const { return check_ ? next_ : TimePoint::max(); }
 
-  // Looks if that is due. An end counts at the second look that finds it: what the rank has said
-  // before, and what others say about it, says more and may still be on its way.
+  // Looks if that is due.
   Status Look(TimePoint now) {
+    if (now < next()) return Status::Ok();
     next_ = now + kInterval;
     Status lost = check_();
-    const bool was_lost = std::exchange(is_lost_, !lost.ok());
-    return was_lost ? lost : Status::Ok();
+    lost_since_ = lost.ok() ? TimePoint::max() : std::min(lost_since_, now);
+    return now - lost_since_ >= patience_ ? lost : Status::Ok();
   }
   // Nothing is outstanding at a time when a look is due.
   void Skip(TimePoint now) { next_ = now + kInterval; }
@@ -36,8 +39,9 @@ class PeerWatch {
   static constexpr Duration kInterval = std::chrono::milliseconds(100);
 
   const std::function<Status()> check_;
+  const Duration patience_;
   TimePoint next_{};
-  bool is_lost_ = false;
+  TimePoint lost_since_ = TimePoint::max();
 };
 
 }  // namespace sirtaki::core

@@ -72,7 +72,7 @@ std::int64_t Work::InputBytes() const {
 std::int64_t InputBytesOf(const Signature& signature, const Work& work) {
   if (work.input == nullptr) return 0;
   // A refused request may have any shape.
-  auto bytes = static_cast<std::uint64_t>(signature.ElementCount()) * SizeOf(signature.dtype);
+  auto bytes = static_cast<std::uint64_t>(signature.Bytes());
   if (FirstDimensionVaries(signature.kind)) bytes *= static_cast<std::uint64_t>(work.rows);
   return static_cast<std::int64_t>(bytes);
 }

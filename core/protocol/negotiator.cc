@@ -6,6 +6,15 @@
 #include "core/protocol/mismatch.h"
 
 namespace sirtaki::core {
+namespace {
+
+// The world rank of the root, which all tensors of a grouped call have; -1: there is none.
+std::int32_t RootOf(const Signature& signature) {
+  return signature.parts.empty() ? signature.root : signature.parts.front()->root;
+}
+
+}  // namespace
+
 Negotiator::Negotiator(NegotiatorOptions options, const Tree& tree)
     : options_(std::move(options)),
       node_(tree.NodeOf(options_.rank)),
@@ -342,10 +351,11 @@ void Negotiator::Decide(SetState& set, PendingKey& pending) {
         FailEntry{key, code, MismatchText(key, pending.variants, pending.more_variants)});
   } else if (signature == nullptr) {
     set.decided.push_back(DecideChange(key, first.asked, pending));
-  } else if (signature->root >= 0 && pending.silent.Contains(signature->root)) {
-    set.decided.push_back(FailEntry{
-        key, StatusCode::kInvalidArgument,
-        key.ToString() + ": the root, rank " + std::to_string(signature->root) + ", has joined"});
+  } else if (const std::int32_t root = RootOf(*signature);
+             root >= 0 && pending.silent.Contains(root)) {
+    set.decided.push_back(
+        FailEntry{key, StatusCode::kInvalidArgument,
+                  key.ToString() + ": the root, rank " + std::to_string(root) + ", has joined"});
   } else {
     auto& run = std::get<RunEntry>(set.decided.emplace_back(std::in_place_type<RunEntry>));
     run.absent = std::move(pending.absent);

@@ -144,6 +144,13 @@ std::size_t KeyHash::OfNumbers(const Key& key) {
   return hasher.Get();
 }
 
+std::int64_t Signature::Bytes() const {
+  std::int64_t bytes = 0;
+  return __builtin_mul_overflow(ElementCount(), static_cast<std::int64_t>(SizeOf(dtype)), &bytes)
+             ? std::numeric_limits<std::int64_t>::max()
+             : bytes;
+}
+
 std::int64_t Signature::ElementCount() const {
   // Saturates: a shape may come from another process, and a wrapped product would be a small
   // buffer.

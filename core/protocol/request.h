@@ -114,6 +114,7 @@ struct Signature {
 
   // Elements of `shape` (of one row, where the first dimension may differ by rank).
   std::int64_t ElementCount() const;
+  std::int64_t Bytes() const;  // of these elements; the largest number if it is too small for them
   // `all-reduce(sum) of float32 [3, 4]`, naming only what is not a default.
   std::string ToString() const;
   // Two NaN factors are equal here: the comparison is of what was asked, bit by bit.

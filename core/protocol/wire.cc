@@ -432,7 +432,7 @@ class MessageFields {
   }
 
   void VisitCode(Of<StatusCode>& code) {
-    io_.Byte("status code", code, static_cast<int>(StatusCode::kRefused));
+    io_.Byte("status code", code, static_cast<int>(kLastStatusCode));
     if (code == StatusCode::kOk) io_.Fail("status code", "says that nothing failed");
   }
 

@@ -107,7 +107,7 @@ json FaultToJson(const Status& fault) {
 
 Status FaultFromJson(const json& fault) {
   if (fault.is_null()) return Status::Ok();
-  const int code = In<int>(fault.at("code"), 1, static_cast<int>(StatusCode::kUnsupported));
+  const int code = In<int>(fault.at("code"), 1, static_cast<int>(kLastStatusCode));
   return {static_cast<StatusCode>(code),
           fault.at("text").get<std::string>(),
           {In<int>(fault.at("rank")), fault.at("host").get<std::string>(),

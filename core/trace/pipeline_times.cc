@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "core/base/text.h"
@@ -39,23 +40,21 @@ std::string PipelineTimes::name() const {
 void PipelineTotals::Add(std::string_view name, Duration time, Duration busy, double bubble) {
   name = name.substr(0, PipelineTimes::kNameBytes);
   MutexLock lock(mutex_);
-  auto found = by_name_.find(name);
-  if (found == by_name_.end()) {
-    found = by_name_.emplace(std::string(name), PipelineTimes()).first;
-    std::copy(name.begin(), name.end(), found->second.letters.begin());
+  auto times = std::find_if(all_.begin(), all_.end(),
+                            [name](const PipelineTimes& of) { return of.name() == name; });
+  if (times == all_.end()) {
+    times = all_.insert(times, PipelineTimes());
+    std::copy(name.begin(), name.end(), times->letters.begin());
   }
-  PipelineTimes& times = found->second;
-  ++times.batches;
-  times.nanoseconds += NanosecondsOf(time);
-  times.busy_nanoseconds += NanosecondsOf(busy);
-  times.scheduled_nanoseconds += bubble * static_cast<double>(NanosecondsOf(time));
+  ++times->batches;
+  times->nanoseconds += NanosecondsOf(time);
+  times->busy_nanoseconds += NanosecondsOf(busy);
+  times->scheduled_nanoseconds += bubble * static_cast<double>(NanosecondsOf(time));
 }
 
 std::vector<PipelineTimes> PipelineTotals::Read() const {
   MutexLock lock(mutex_);
-  std::vector<PipelineTimes> all;
-  for (const auto& [name, times] : by_name_) all.push_back(times);
-  return all;
+  return all_;
 }
 
 std::string PipelinesText(const std::vector<std::vector<PipelineTimes>>& ranks) {

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -41,7 +40,7 @@ class PipelineTotals {
 
  private:
   mutable Mutex mutex_;
-  std::map<std::string, PipelineTimes, std::less<>> by_name_ SIRTAKI_GUARDED_BY(mutex_);
+  std::vector<PipelineTimes> all_ SIRTAKI_GUARDED_BY(mutex_);  // of each name, a few
 };
 
 // A line for each pipeline, with what its ranks waited and what its schedule says. `ranks`: what

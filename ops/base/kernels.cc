@@ -1,5 +1,6 @@
 #include "ops/base/kernels.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -294,12 +295,6 @@ void ReduceInBlocks(core::ReduceOp op, core::DType dtype, std::span<const void* 
 }
 
 template <typename T>
-void Fill(T value, void* memory, std::int64_t count) {
-  auto* const to = static_cast<T*>(memory);
-  for (std::int64_t i = 0; i < count; ++i) to[i] = value;
-}
-
-template <typename T>
 T IdentityOf(core::ReduceOp op) {
   using Limits = std::numeric_limits<T>;
   switch (op) {
@@ -318,7 +313,7 @@ T IdentityOf(core::ReduceOp op) {
 
 template <typename T>
 void FillWith(core::ReduceOp op, void* memory, std::int64_t count) {
-  Fill(IdentityOf<T>(op), memory, count);
+  std::fill_n(static_cast<T*>(memory), count, IdentityOf<T>(op));
 }
 
 }  // namespace
@@ -360,7 +355,8 @@ void FillIdentity(core::ReduceOp op, core::DType dtype, void* memory, std::int64
       const auto wide = IdentityOf<float>(op);
       std::uint16_t half = 0;
       fusion::Convert(DType::kF32, &wide, dtype, &half, 1);
-      return Fill(half, memory, count);
+      std::fill_n(static_cast<std::uint16_t*>(memory), count, half);
+      return;
     }
     default:  // complex numbers: sums alone
       std::memset(memory, 0, static_cast<std::size_t>(count) * core::SizeOf(dtype));

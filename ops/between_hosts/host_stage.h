@@ -42,7 +42,6 @@ class HostStage {
 
   int size() const { return static_cast<int>(memory_.size()); }
   int self() const { return self_; }
-  std::int64_t chunk_bytes() const { return chunk_; }
 
   HostStageCounters& counters(int member) const {
     return *reinterpret_cast<HostStageCounters*>(Of(member));

@@ -54,11 +54,6 @@ class AdasumRun : public GroupRun {
   enum class Step : std::uint8_t { kBegin, kFold, kHalve, kProducts, kGather, kUnfold };
 
   // [begin, begin + count) of the vector.
-  struct Segment {
-    std::int64_t begin = 0;
-    std::int64_t count = 0;
-  };
-
   fusion::FusedVector Fuse() const {
     const core::DType dtype = task()->signature().dtype;
     // One window: the tensors lie in it in their own order.
@@ -150,11 +145,11 @@ class AdasumRun : public GroupRun {
     }
     slices_.Clear();
     if (takes_part()) {
-      const Segment first{kept_.begin, kept_.count - kept_.count / 2};
-      const Segment second{kept_.begin + first.count, kept_.count - first.count};
+      const Part first{kept_.begin, kept_.count - kept_.count / 2};
+      const Part second{kept_.begin + first.count, kept_.count - first.count};
       held_.push_back(kept_);
       kept_ = lower() ? first : second;
-      const Segment& given = lower() ? second : first;
+      const Part& given = lower() ? second : first;
       slices_.Send(partner(), At(given), given.count * element());
       slices_.Receive(partner(), other_, kept_.count * element());
     }
@@ -179,9 +174,9 @@ class AdasumRun : public GroupRun {
     slices_.Clear();
     if (takes_part()) {
       // The partner kept these of what both held.
-      const Segment& held = held_.back();
-      const Segment others = lower() ? Segment{kept_.begin + kept_.count, held.count - kept_.count}
-                                     : Segment{held.begin, held.count - kept_.count};
+      const Part& held = held_.back();
+      const Part others = lower() ? Part{kept_.begin + kept_.count, held.count - kept_.count}
+                                  : Part{held.begin, held.count - kept_.count};
       slices_.Send(partner(), At(kept_), kept_.count * element());
       slices_.Receive(partner(), At(others), others.count * element());
     }
@@ -213,7 +208,7 @@ class AdasumRun : public GroupRun {
   void ClearProducts() { std::fill(products_.begin(), products_.end(), AdasumProducts{}); }
 
   // AddProducts adds what lies in the segment; `a` and `b` hold its elements.
-  void AddProducts(const Segment& segment, const std::byte* a, const std::byte* b) {
+  void AddProducts(const Part& segment, const std::byte* a, const std::byte* b) {
     ForEachTensor(segment, [&](std::size_t t, std::int64_t offset, std::int64_t count) {
       products_[t] = products_[t] + ProductsOf(vector_.moved(), a + offset * element(),
                                                b + offset * element(), count);
@@ -221,7 +216,7 @@ class AdasumRun : public GroupRun {
   }
 
   // Into the segment.
-  void CombineTensors(const Segment& segment, const std::byte* a, const std::byte* b) {
+  void CombineTensors(const Part& segment, const std::byte* a, const std::byte* b) {
     ForEachTensor(segment, [&](std::size_t t, std::int64_t offset, std::int64_t count) {
       Combine(vector_.moved(), FactorsOf(products_[t]), a + offset * element(),
               b + offset * element(), At(segment) + offset * element(), count);
@@ -230,7 +225,7 @@ class AdasumRun : public GroupRun {
 
   // function(tensor, offset in the segment, count)
   template <typename Function>
-  void ForEachTensor(const Segment& segment, Function function) const {
+  void ForEachTensor(const Part& segment, Function function) const {
     const std::int64_t end = segment.begin + segment.count;
     auto t = static_cast<std::size_t>(
         std::upper_bound(starts_.begin(), starts_.end(), segment.begin) - starts_.begin() - 1);
@@ -246,7 +241,7 @@ class AdasumRun : public GroupRun {
   bool takes_part() const { return self() < power_; }
   std::int64_t partner() const { return self() ^ distance_; }
   bool lower() const { return (self() & distance_) == 0; }
-  std::byte* At(const Segment& segment) const { return own_ + segment.begin * element(); }
+  std::byte* At(const Part& segment) const { return own_ + segment.begin * element(); }
   // The kept segment of the lower partner's vector, and of the other's.
   const std::byte* A() const { return lower() ? At(kept_) : other_; }
   const std::byte* B() const { return lower() ? other_ : At(kept_); }
@@ -257,8 +252,8 @@ class AdasumRun : public GroupRun {
   std::vector<std::int64_t> starts_;
   std::vector<AdasumProducts> products_;  // by tensor
   std::vector<AdasumProducts> received_;
-  std::vector<Segment> held_;  // before each halving
-  Segment kept_;
+  std::vector<Part> held_;  // before each halving
+  Part kept_;
   std::int64_t distance_ = 1;
   std::int64_t reach_ = 1;      // how far the products have been added up
   std::byte* own_ = nullptr;    // the vector

@@ -97,7 +97,7 @@ class AllGatherRun : public GroupRun {
   // False after a failure. Nothing is started where nobody has a byte, which all see alike.
   bool Gather(std::size_t index, bool* started) {
     const GroupItem& item = task()->items[index];
-    const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
+    const std::int64_t row_bytes = item.signature->Bytes();
     std::vector<std::int64_t> rows(static_cast<std::size_t>(members()));
     for (std::size_t m = 0; m < rows.size(); ++m) {
       rows[m] = all_rows_[m * task()->items.size() + index];

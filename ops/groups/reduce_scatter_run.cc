@@ -68,10 +68,10 @@ class ReduceScatterRun : public GroupRun {
     std::vector<fusion::Piece> pieces;
     pieces.reserve(task()->items.size());
     for (const GroupItem& item : task()->items) {
-      const Share share = ops::ShareOf(item, members(), member);
+      const Part share = ops::ShareOf(item, members(), member);
       fusion::Piece piece{.count = share.count};
       if (const void* input = ReducedInput(item); input != nullptr) {
-        piece.input = static_cast<const std::byte*>(input) + share.first * BytesOf(element);
+        piece.input = static_cast<const std::byte*>(input) + share.begin * BytesOf(element);
       }
       if (member == self() && item.work != nullptr) {
         piece.output = AllKeepParts(item) ? item.work->kept->memory : item.work->output;

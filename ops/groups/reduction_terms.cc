@@ -52,7 +52,7 @@ bool AllKeepParts(const GroupItem& item) {
   return item.work != nullptr && item.work->kept && item.work->kept->cuts;
 }
 
-Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member) {
+Part ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member) {
   if (AllKeepParts(item)) {
     const std::int64_t of_each = ElementsOf(*item.signature).of_each;
     const std::int64_t* const cut = item.work->kept->cuts->data() + member;

@@ -9,6 +9,7 @@
 #include "core/base/types.h"
 #include "core/protocol/request.h"
 #include "fusion/pack.h"
+#include "ops/base/bytes.h"
 #include "ops/groups/group_task.h"
 
 namespace sirtaki::ops {
@@ -32,18 +33,15 @@ inline bool KeepsResult(const GroupTask& task) {
 // None for a set of one: nothing travels, so nothing is rounded.
 std::optional<core::DType> WireType(const GroupTask& task);
 
-// A member gets this of a tensor that is reduced and scattered: some rows, or the part that it keeps.
-struct Share {
-  std::int64_t first = 0;  // of its elements
-  std::int64_t count = 0;
-};
 // Whether each member keeps a part of this all-reduce, and nobody needs the whole. The same on all
 // members that have not joined.
 bool AllKeepParts(const GroupItem& item);
 // Whether each member gets its part of all of them, and nothing else. All members know that alike, as
 // somebody who has joined is silent.
 bool OnlyPartsAreKept(const GroupTask& task);
-Share ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
+// The elements that a member gets of a tensor that is reduced and scattered: of some rows, or of the
+// part that it keeps.
+Part ShareOf(const GroupItem& item, std::int64_t members, std::int64_t member);
 
 // This rank gives this to a reduction: null if it has joined or has no gradient this time.
 const void* ReducedInput(const GroupItem& item);

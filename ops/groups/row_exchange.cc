@@ -101,7 +101,7 @@ std::int64_t RowExchange::Getting(std::size_t tensor, std::size_t member) const 
 Status RowExchange::PlaceTensor(std::size_t tensor, const Moves& keep, Slices* slices,
                                 const Moves& gather) const {
   const GroupItem& item = task_.items[tensor];
-  const std::int64_t row_bytes = item.signature->ElementCount() * BytesOf(item.signature->dtype);
+  const std::int64_t row_bytes = item.signature->Bytes();
   std::vector<std::int64_t> giving(members_);
   std::vector<std::int64_t> getting(members_);
   for (std::size_t m = 0; m < members_; ++m) {

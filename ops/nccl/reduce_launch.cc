@@ -281,11 +281,11 @@ Status ScatterPacked(const LaunchContext& context, const GroupTask& task, const 
     const GroupItem& item = task.items[i];
     const auto* from = static_cast<const std::byte*>(ReducedInput(item));
     for (std::int64_t m = 0; m < members; ++m) {
-      const Share of = ShareOf(item, members, m);
+      const Part of = ShareOf(item, members, m);
       std::byte* const place =
           packed + m * bytes + shares.starts[static_cast<std::size_t>(m)][i] * size;
       in.push_back(
-          {from == nullptr ? nullptr : from + of.first * BytesOf(travel.element), place, of.count});
+          {from == nullptr ? nullptr : from + of.begin * BytesOf(travel.element), place, of.count});
       if (m == self && item.work != nullptr) out.push_back({place, ShareOutput(item), of.count});
     }
   }

@@ -29,31 +29,9 @@ constexpr auto kLongYield = std::chrono::microseconds(500);
 constexpr int kSleepsAtOnce = 100;
 // A sleeper looks this often whether it is to stop.
 constexpr auto kNap = std::chrono::milliseconds(20);
-constexpr auto kLookAtPeers = std::chrono::milliseconds(100);
 // The engine looks at the peers' processes, too, hears what others say of them, and stops the backend.
 // Where it has not for this long, the thread that makes its rounds may hang.
 constexpr auto kEngineIsFirst = std::chrono::milliseconds(500);
-
-// Looks, during one wait, whether the process of a member has ended.
-class PeersLookout {
- public:
-  PeersLookout(const LocalGroup& group, core::TimePoint start)
-      : group_(group), next_(start + kLookAtPeers) {}
-
-  Status Look(core::TimePoint now) {
-    if (now < next_) return Status::Ok();
-    next_ = now + kLookAtPeers;
-    Status lost = group_.CheckPeers();
-    if (lost.ok()) return lost;
-    lost_since_ = std::min(lost_since_, now);
-    return now - lost_since_ >= kEngineIsFirst ? lost : Status::Ok();
-  }
-
- private:
-  const LocalGroup& group_;
-  core::TimePoint next_;
-  core::TimePoint lost_since_ = core::TimePoint::max();
-};
 
 void Pause() {
 #if defined(__x86_64__)
@@ -181,8 +159,14 @@ bool SharedChannel::IsVoid() const {
          });
 }
 
+core::PeerWatch SharedChannel::WatchPeers(core::TimePoint begin) const {
+  core::PeerWatch peers([this] { return group_.CheckPeers(); }, kEngineIsFirst);
+  peers.Skip(begin);
+  return peers;
+}
+
 Status SharedChannel::AwaitFault() {
-  PeersLookout peers(group_, core::Clock::now());
+  core::PeerWatch peers = WatchPeers(core::Clock::now());
   while (!stop_->raised()) {
     const core::TimePoint now = core::Clock::now();
     if (Status lost = peers.Look(now); !lost.ok()) return lost;
@@ -195,7 +179,7 @@ Status SharedChannel::AwaitFault() {
 
 Status SharedChannel::Block(const Wait& wait, bool spin) {
   const core::TimePoint start = core::Clock::now();
-  PeersLookout peers(group_, start);
+  core::PeerWatch peers = WatchPeers(start);
   while (true) {
     if (stop_->raised()) return stop_->why();
     SharedCounter* counter = nullptr;

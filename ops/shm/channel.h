@@ -13,6 +13,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/engine/peer_watch.h"
 #include "fusion/planner.h"
 #include "ops/base/stop_sign.h"
 #include "ops/shm/blocks.h"
@@ -109,6 +110,9 @@ class SharedChannel {
   core::Status AwaitFault();
 
  private:
+  // A wait that begins then looks with this whether the process of a member has ended.
+  core::PeerWatch WatchPeers(core::TimePoint begin) const;
+
   static constexpr std::int64_t kUnit = 64;
   struct Peer {
     int index = 0;  // in the group

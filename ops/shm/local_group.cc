@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <random>
+#include <type_traits>
 #include <utility>
-
-#include "core/base/byte_codec.h"
 
 namespace sirtaki::ops::shm {
 
@@ -27,36 +27,15 @@ struct Head {
 };
 static_assert(sizeof(Head) <= LocalGroup::kMailboxesBegin);
 
-// A rank says this of its memory.
+// A rank says this of its memory, to processes of its host.
 struct Announcement {
   std::uint64_t token = 0;
-  pid_t process = 0;
+  std::int64_t process = 0;
   int session = -1;  // file descriptors there
   int pool = -1;     // -1: none
   std::int64_t pool_bytes = 0;
 };
-
-std::string Serialize(const Announcement& announcement) {
-  core::ByteWriter out;
-  out.Fixed64(announcement.token);
-  out.Fixed64(static_cast<std::uint64_t>(announcement.process));
-  out.Fixed64(static_cast<std::uint64_t>(announcement.session));
-  out.Fixed64(static_cast<std::uint64_t>(announcement.pool + 1));
-  out.Fixed64(static_cast<std::uint64_t>(announcement.pool_bytes));
-  const std::vector<std::byte> bytes = out.Take();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-Status Deserialize(const std::string& text, Announcement* announcement) {
-  core::ByteReader in({reinterpret_cast<const std::byte*>(text.data()), text.size()});
-  announcement->token = in.Fixed64("token");
-  announcement->process = static_cast<pid_t>(in.Fixed64("process"));
-  announcement->session = static_cast<int>(in.Fixed64("session memory"));
-  announcement->pool = static_cast<int>(in.Fixed64("pool")) - 1;
-  announcement->pool_bytes = static_cast<std::int64_t>(in.Fixed64("size of the pool"));
-  in.ExpectEnd();
-  return in.ok() ? Status::Ok() : in.status();
-}
+static_assert(std::has_unique_object_representations_v<Announcement>);
 
 std::uint64_t RandomToken() {
   std::random_device device;
@@ -85,7 +64,7 @@ Status LocalGroup::Make(const LocalGroupOptions& options, std::unique_ptr<LocalG
     mine.pool_bytes = options.pool->region().size();
   }
   HeadOf(*made->session_).token = mine.token;
-  *announcement = Serialize(mine);
+  announcement->assign(reinterpret_cast<const char*>(&mine), sizeof mine);
   *group = std::move(made);
   return status;
 }
@@ -96,25 +75,29 @@ Status LocalGroup::Join(const core::RankRanges& ranks, std::span<const std::stri
   std::size_t next = 0;
   for (const int rank : ranks.ToVector()) {
     const std::string of_rank = "the memory of rank " + std::to_string(rank) + ": ";
+    const std::string& told = announcements[next++];
     Announcement theirs;
-    Status status = Deserialize(announcements[next++], &theirs);
-    if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
+    if (told.size() != sizeof theirs) {
+      return {StatusCode::kUnsupported, of_rank + "what it says of it is damaged"};
+    }
+    std::memcpy(&theirs, told.data(), sizeof theirs);
+    const auto process = static_cast<pid_t>(theirs.process);
     Member& member = all_->members.emplace_back();
     pollfd& end = all_->ends.emplace_back(pollfd{-1, POLLIN, 0});
     member.rank = rank;
-    member.process = theirs.process;
+    member.process = process;
     if (rank == options_.rank) self_ = size() - 1;
-    status = Region::Open(theirs.process, theirs.session, kEnd, &member.session);
+    Status status = Region::Open(process, theirs.session, kEnd, &member.session);
     if (status.ok() && HeadOf(*member.session).token != theirs.token) {
       status = {StatusCode::kUnsupported, "it belongs to another job"};
     }
     if (status.ok() && theirs.pool >= 0) {
-      status = Region::Open(theirs.process, theirs.pool, theirs.pool_bytes, &member.pool);
+      status = Region::Open(process, theirs.pool, theirs.pool_bytes, &member.pool);
     }
     if (!status.ok()) return {StatusCode::kUnsupported, of_rank + status.message()};
-    if (theirs.process == getpid()) continue;
+    if (process == getpid()) continue;
     one_process = false;
-    end.fd = OpenProcess(theirs.process);
+    end.fd = OpenProcess(process);
   }
   one_process_ = one_process && options_.threads_share_all;
   return Status::Ok();

@@ -152,34 +152,33 @@ PartyPtr WireBackend::PartyOf(Channel channel) const {
 // A lane that is polled may have many operations under way, which other members advance in another
 // order: each has one tag for all of its runs, one after the other. The large lane has one operation,
 // whose runs are begun in the same order by all.
-WireBackend::Place WireBackend::Begin(Channel channel, std::int64_t runs) {
-  const bool pipelined = channel.lane == fusion::Lane::kLarge;
-  core::MutexLock lock(mutex_);
-  const auto found = sets_.find(channel.set);
-  if (found == sets_.end()) return {};
-  Set& set = found->second;
-  std::uint32_t& next = set.next[static_cast<std::size_t>(channel.lane)];
-  Place place{set.party, set.first_tag + (pipelined ? kTagsOfLane : 0), next, pipelined};
-  next += pipelined ? static_cast<std::uint32_t>(runs) : 1;
-  return place;
-}
-
-Envelope WireBackend::Place::EnvelopeOf(std::int64_t run) const {
-  const std::uint32_t number = first_run + (pipelined ? static_cast<std::uint32_t>(run) : 0);
-  return {Envelope::Space::kCollectives, first_tag + static_cast<int>(number % kTagsOfLane),
-          /*urgent=*/!pipelined};
-}
-
 std::unique_ptr<Completion> WireBackend::Start(Channel channel, std::int64_t runs,
                                                const MakeRun& make) {
-  const Place place = Begin(channel, runs);
-  if (place.party == nullptr) return NoSet(channel);
+  const bool pipelined = channel.lane == fusion::Lane::kLarge;
+  PartyPtr party;
+  int first_tag = pipelined ? kTagsOfLane : 0;
+  std::uint32_t first_run = 0;
+  {
+    core::MutexLock lock(mutex_);
+    const auto found = sets_.find(channel.set);
+    if (found == sets_.end()) return NoSet(channel);
+    Set& set = found->second;
+    party = set.party;
+    first_tag += set.first_tag;
+    std::uint32_t& next = set.next[static_cast<std::size_t>(channel.lane)];
+    first_run = std::exchange(next, next + (pipelined ? static_cast<std::uint32_t>(runs) : 1));
+  }
   if (runs == 0) return Finished::With(Status::Ok());
-  const auto start = [this, make, place](std::int64_t i) {
-    return make(i, {port_, place.party, place.EnvelopeOf(i)});
+  const auto start = [=, this](std::int64_t i) {
+    const std::uint32_t number = first_run + (pipelined ? static_cast<std::uint32_t>(i) : 0);
+    return make(i,
+                {port_,
+                 party,
+                 {Envelope::Space::kCollectives, first_tag + static_cast<int>(number % kTagsOfLane),
+                  /*urgent=*/!pipelined}});
   };
   if (runs == 1) return Through(channel, start(0));
-  return Through(channel, std::make_unique<Pipeline>(runs, place.pipelined ? kDepth : 1, start));
+  return Through(channel, std::make_unique<Pipeline>(runs, pipelined ? kDepth : 1, start));
 }
 
 std::unique_ptr<Completion> WireBackend::Through(Channel channel,

@@ -98,23 +98,14 @@ class WireBackend : public Backend {
     int first_tag = 0;
     std::array<std::uint32_t, kLanes> next{};  // runs that were started, by lane
   };
-  // Where one operation runs.
-  struct Place {
-    PartyPtr party;  // null: there is no such set here
-    int first_tag = 0;
-    std::uint32_t first_run = 0;
-    bool pipelined = false;
-
-    Envelope EnvelopeOf(std::int64_t run) const;
-  };
   // `i`: of `count` runs, each of a chunk.
   using MakeRun = std::function<std::unique_ptr<Run>(std::int64_t i, const Seat& seat)>;
 
   std::int64_t BlockOf(core::SetNumber set) const;
-  // Begin takes the place of an operation that consists of `runs` runs.
-  Place Begin(Channel channel, std::int64_t runs) SIRTAKI_EXCLUDES(mutex_);
   PartyPtr PartyOf(Channel channel) const SIRTAKI_EXCLUDES(mutex_);
-  std::unique_ptr<Completion> Start(Channel channel, std::int64_t runs, const MakeRun& make);
+  // Starts an operation that consists of `runs` runs.
+  std::unique_ptr<Completion> Start(Channel channel, std::int64_t runs, const MakeRun& make)
+      SIRTAKI_EXCLUDES(mutex_);
   // Begins it where it is polled, runs it to its end where the lane blocks.
   std::unique_ptr<Completion> Through(Channel channel, std::unique_ptr<Operation> operation);
   // The runs of `whole`, a reduction's, are cut into chunks.

@@ -153,13 +153,18 @@ class JoinRound {
     const std::vector<int> present = Present();
     for (int root : members_) {
       const bool there = std::find(present.begin(), present.end(), root) != present.end();
-      for (const bool named : {true, false}) {
+      for (const char* const name : {"broadcast", "grouped broadcast", ""}) {
         const auto options =
-            named ? Named<BroadcastOptions>("broadcast") : Unnamed<BroadcastOptions>();
+            *name != 0 ? Named<BroadcastOptions>(name) : Unnamed<BroadcastOptions>();
+        const at::Tensor mine = ToTensor({Value(me_)});
+        const bool grouped = std::string(name) == "grouped broadcast";
         try {
-          const auto got = ToNumbers(broadcast(ToTensor({Value(me_)}), root, options));
+          const auto got = grouped ? broadcast({mine, mine + 1}, root, options)
+                                   : std::vector{broadcast(mine, root, options)};
           EXPECT_TRUE(there) << Where("a broadcast from a rank that has joined");
-          EXPECT_EQ(got, Numbers{Value(root)}) << Where("a broadcast");
+          EXPECT_EQ(ToNumbers(got.front()), Numbers{Value(root)}) << Where("a broadcast");
+          EXPECT_EQ(ToNumbers(got.back()), Numbers{Value(root) + (grouped ? 1 : 0)})
+              << Where("a broadcast");
         } catch (const Error& error) {
           EXPECT_FALSE(there) << Where("a broadcast") << ": " << error.what();
           EXPECT_EQ(error.code(), ErrorCode::InvalidArgument) << error.what();

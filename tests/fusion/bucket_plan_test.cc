@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "core/protocol/request.h"
 #include "core/protocol/wire.h"
 
 namespace sirtaki::fusion {
@@ -15,9 +16,19 @@ namespace {
 using core::DType;
 using Buckets = std::vector<std::vector<std::size_t>>;
 
-std::vector<BucketedGradient> Floats(const std::vector<std::int64_t>& bytes) {
-  std::vector<BucketedGradient> gradients;
-  for (const std::int64_t b : bytes) gradients.push_back({b, DType::kF32});
+// A gradient of so many bytes, in elements of the type.
+core::Signature Gradient(std::int64_t bytes, DType dtype = DType::kF32,
+                         core::DeviceKind device = core::DeviceKind::kHost,
+                         std::uint32_t slot = 0) {
+  return {.dtype = dtype,
+          .device = device,
+          .slot = slot,
+          .shape = {bytes / static_cast<std::int64_t>(core::SizeOf(dtype))}};
+}
+
+std::vector<core::Signature> Floats(const std::vector<std::int64_t>& bytes) {
+  std::vector<core::Signature> gradients;
+  for (const std::int64_t b : bytes) gradients.push_back(Gradient(b));
   return gradients;
 }
 
@@ -27,27 +38,31 @@ TEST(BucketPlanTest, TheFirstBucketIsSmaller) {
 }
 
 TEST(BucketPlanTest, WhatDoesNotFitBeginsABucket) {
-  EXPECT_EQ(PlanBuckets(Floats({6, 6, 6}), {.first = 10, .others = 10}), (Buckets{{0}, {1}, {2}}));
-  EXPECT_EQ(PlanBuckets(Floats({6, 4, 6}), {.first = 10, .others = 10}), (Buckets{{0, 1}, {2}}));
+  EXPECT_EQ(PlanBuckets(Floats({24, 24, 24}), {.first = 40, .others = 40}),
+            (Buckets{{0}, {1}, {2}}));
+  EXPECT_EQ(PlanBuckets(Floats({24, 16, 24}), {.first = 40, .others = 40}), (Buckets{{0, 1}, {2}}));
 }
 
 TEST(BucketPlanTest, ALargeOneTakesLittleOnesAlong) {
-  EXPECT_EQ(PlanBuckets(Floats({1, 100, 1, 100}), {.first = 4, .others = 10}),
+  EXPECT_EQ(PlanBuckets(Floats({4, 400, 4, 400}), {.first = 16, .others = 40}),
             (Buckets{{0, 1}, {2, 3}}));
 }
 
 TEST(BucketPlanTest, EachTypeHasItsOwn) {
-  const std::vector<BucketedGradient> gradients = {
-      {4, DType::kF32}, {4, DType::kF64}, {4, DType::kF32}, {4, DType::kF64}, {4, DType::kF32}};
+  const std::vector<core::Signature> gradients = {
+      Gradient(8), Gradient(8, DType::kF64), Gradient(8), Gradient(8, DType::kF64), Gradient(8)};
   // In the order in which they are complete.
-  EXPECT_EQ(PlanBuckets(gradients, {.first = 100, .others = 8}), (Buckets{{1, 3}, {0, 2, 4}}));
+  EXPECT_EQ(PlanBuckets(gradients, {.first = 100, .others = 16}), (Buckets{{1, 3}, {0, 2, 4}}));
 }
 
 TEST(BucketPlanTest, EachDeviceHasItsOwn) {
   const auto cuda = core::DeviceKind::kCuda;
-  const std::vector<BucketedGradient> gradients = {
-      {4, DType::kF32},          {4, DType::kF32, cuda, 0}, {4, DType::kF32, cuda, 1},
-      {4, DType::kF32, cuda, 0}, {4, DType::kF32},          {4, DType::kF32, cuda, 1}};
+  const std::vector<core::Signature> gradients = {Gradient(4),
+                                                  Gradient(4, DType::kF32, cuda, 0),
+                                                  Gradient(4, DType::kF32, cuda, 1),
+                                                  Gradient(4, DType::kF32, cuda, 0),
+                                                  Gradient(4),
+                                                  Gradient(4, DType::kF32, cuda, 1)};
   EXPECT_EQ(PlanBuckets(gradients, {.first = 100, .others = 100}),
             (Buckets{{1, 3}, {0, 4}, {2, 5}}));
 }
@@ -59,7 +74,7 @@ TEST(BucketPlanTest, NothingMakesNothing) {
 
 TEST(BucketPlanTest, NoMoreThanAMessageHolds) {
   const auto buckets =
-      PlanBuckets(Floats(std::vector<std::int64_t>(core::kMaxParts + 1, 1)),
+      PlanBuckets(Floats(std::vector<std::int64_t>(core::kMaxParts + 1, 4)),
                   {.first = std::int64_t{1} << 30, .others = std::int64_t{1} << 30});
   ASSERT_EQ(buckets.size(), 2u);
   EXPECT_EQ(buckets[0].size(), core::kMaxParts);
@@ -68,10 +83,10 @@ TEST(BucketPlanTest, NoMoreThanAMessageHolds) {
 TEST(BucketPlanTest, HoldsEachGradientOnceAndOneTypeABucket) {
   for (std::uint32_t seed = 0; seed < 200; ++seed) {
     std::mt19937 random(seed);
-    std::vector<BucketedGradient> gradients(random() % 60);
+    std::vector<core::Signature> gradients(random() % 60);
     for (auto& gradient : gradients) {
-      gradient = {static_cast<std::int64_t>(random() % 40),
-                  random() % 3 == 0 ? DType::kF64 : DType::kF32};
+      gradient = Gradient(8 * static_cast<std::int64_t>(random() % 5),
+                          random() % 3 == 0 ? DType::kF64 : DType::kF32);
     }
     const BucketSizes sizes{static_cast<std::int64_t>(1 + random() % 50),
                             static_cast<std::int64_t>(1 + random() % 50)};

@@ -59,7 +59,7 @@ TEST(StatusTest, TextNamesARankWithoutAHostOnce) {
 
 TEST(StatusTest, CodesHaveDifferentNames) {
   std::set<std::string_view> names;
-  for (int code = 0; code <= static_cast<int>(StatusCode::kUnsupported); ++code) {
+  for (int code = 0; code <= static_cast<int>(kLastStatusCode); ++code) {
     names.insert(StatusCodeName(static_cast<StatusCode>(code)));
   }
   EXPECT_EQ(names.size(), 12U);

@@ -52,7 +52,7 @@ SetNumber RandomMessages::Set() {
 int RandomMessages::Member() { return static_cast<int>((random_() & 0x7fffffff) >> Below(31)) - 1; }
 
 StatusCode RandomMessages::Failure() {
-  return static_cast<StatusCode>(1 + Below(static_cast<std::uint64_t>(StatusCode::kUnsupported)));
+  return static_cast<StatusCode>(1 + Below(static_cast<std::uint64_t>(kLastStatusCode)));
 }
 
 Key RandomMessages::AnyKey(SetNumber set) {
