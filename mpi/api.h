@@ -35,7 +35,7 @@ enum class ThreadLevel : int { kSingle, kFunneled, kSerialized, kMultiple };
 // zero within the given bytes.
 struct Api {
   // The version of this struct: a module with another one, or of another size, is refused.
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
   std::uint32_t version;
   std::uint32_t bytes;
 
@@ -45,7 +45,7 @@ struct Api {
 
   int (*Initialized)(int* is);
   int (*Finalized)(int* is);
-  int (*InitThread)(ThreadLevel wanted, ThreadLevel* level);
+  int (*InitThread)(ThreadLevel* level);  // asks for MPI_THREAD_MULTIPLE
   int (*QueryThread)(ThreadLevel* level);
   int (*IsThreadMain)(int* is);
   int (*Finalize)();

@@ -7,8 +7,10 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <utility>
 
@@ -17,7 +19,6 @@
 #include "core/machine/start_notice.h"
 #include "mpi/check.h"
 #include "mpi/environment_impl.h"
-#include "mpi/exchange.h"
 #include "mpi/gate.h"
 #include "mpi/library.h"
 
@@ -125,8 +126,7 @@ Status InitializeMpi(const core::EnvironmentView& variables, ThreadLevel* level,
   }
   if (initialized == 0) {
     core::TellStart(variables, core::StartNotice::kBegins);
-    status = InMpi("MPI_Init_thread",
-                   [&] { return TheApi().InitThread(ThreadLevel::kMultiple, level); });
+    status = InMpi("MPI_Init_thread", [&] { return TheApi().InitThread(level); });
     core::TellStart(variables, core::StartNotice::kIsThrough);
     if (!status.ok()) return status;
     state.initialized_by_process = getpid();
@@ -201,6 +201,49 @@ Status FindWorld(const EnvironmentOptions& options, Comm* world) {
     return {StatusCode::kInvalidArgument,
             "init() was given an inter-communicator; it needs an intra-communicator"};
   }
+  return status;
+}
+
+// An exchange works on its buffers. On the heap, since a time-out leaves it to MPI for good.
+struct ExchangeBuffers {
+  std::string mine;
+  std::uint64_t my_size = 0;
+  std::vector<std::uint64_t> sizes;
+  std::vector<int> counts;
+  std::vector<int> displacements;
+  std::vector<char> all;
+  Request request;
+};
+
+// Gives `x.mine` and fills in the rest: the string of rank i is at displacements[i] of `x.all`.
+// Collective. Errors: kTimedOut at the deadline, kBackend.
+Status ExchangeOn(Comm comm, int size, TimePoint deadline, ExchangeBuffers& x) {
+  const auto ranks = static_cast<std::size_t>(size);
+  x.my_size = x.mine.size();
+  x.sizes.resize(ranks);
+  Status status = InMpi("MPI_Iallgather", [&] {
+    return TheApi().IallgatherSizes(&x.my_size, x.sizes.data(), comm, &x.request);
+  });
+  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgather");
+  if (!status.ok()) return status;
+
+  const std::uint64_t total = std::accumulate(x.sizes.begin(), x.sizes.end(), std::uint64_t{0});
+  if (total > static_cast<std::uint64_t>(std::numeric_limits<int>::max())) {
+    return {StatusCode::kUnsupported,
+            "what the ranks exchange at the start is longer than 2 GiB together"};
+  }
+  int displacement = 0;
+  for (const std::uint64_t bytes : x.sizes) {
+    x.counts.push_back(static_cast<int>(bytes));
+    x.displacements.push_back(displacement);
+    displacement += static_cast<int>(bytes);
+  }
+  x.all.resize(total);
+  status = InMpi("MPI_Iallgatherv", [&] {
+    return TheApi().IallgathervBytes(x.mine.data(), static_cast<int>(x.my_size), x.all.data(),
+                                     x.counts.data(), x.displacements.data(), comm, &x.request);
+  });
+  if (status.ok()) status = WaitUntil(&x.request, deadline, "MPI_Iallgatherv");
   return status;
 }
 

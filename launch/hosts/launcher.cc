@@ -33,17 +33,12 @@ std::optional<Launcher> RecognizeLauncher(std::string_view path, std::string_vie
     return Launcher{major == 4 ? LauncherKind::kOpenMpi4 : LauncherKind::kOpenMpi5,
                     std::string(path), match[1].str() + match[2].str()};
   }
-  if (std::regex_search(text, match, hydra)) {
-    return Launcher{LauncherKind::kMpich, std::string(path), match[1].str()};
-  }
-  if (std::regex_search(text, match, intel)) {
-    return Launcher{LauncherKind::kIntel, std::string(path), match[1].str()};
-  }
-  if (std::regex_search(text, match, slurm)) {
-    return Launcher{LauncherKind::kSrun, std::string(path), match[1].str()};
-  }
-  if (std::regex_search(text, match, own)) {
-    return Launcher{LauncherKind::kOwn, std::string(path), match[1].str()};
+  for (const auto& [pattern, kind] : {std::pair(&hydra, LauncherKind::kMpich),
+                                      {&intel, LauncherKind::kIntel},
+                                      {&slurm, LauncherKind::kSrun},
+                                      {&own, LauncherKind::kOwn}}) {
+    if (!std::regex_search(text, match, *pattern)) continue;
+    return Launcher{kind, std::string(path), match[1].str()};
   }
   return std::nullopt;
 }

@@ -304,7 +304,7 @@ class Job {
       for (const Rank& rank : ranks_) {
         if (rank.hello.host == first.hello.host) continue;
         const std::string own = rank.connection->link.own_end();
-        return own.substr(0, own.find(':'));
+        return own.substr(0, own.rfind(':'));
       }
     }
     return first.address;

@@ -15,18 +15,10 @@ using core::StatusCode;
 
 namespace {
 
-// How one launcher calls them.
-struct Names {
-  std::string_view rank;
-  std::string_view size;
-  std::string_view local_rank;
-  std::string_view local_size;
-};
-
 // sirtakirun's first: nobody else sets them, while all others may be left from a run around this
 // one. Then Open MPI's: its daemons are themselves tasks of Slurm there.
-constexpr std::array<Names, 4> kNames = {
-    {{kPlaceVariables[0], kPlaceVariables[1], kPlaceVariables[2], kPlaceVariables[3]},
+constexpr std::array<std::array<std::string_view, kPlaceVariables.size()>, 4> kNames = {
+    {kPlaceVariables,
      {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
       "OMPI_COMM_WORLD_LOCAL_SIZE"},
      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
@@ -73,16 +65,16 @@ bool IsStartedBySirtakirun(const core::EnvironmentView& env) {
 }
 
 Status FindRank(const core::EnvironmentView& env, RankPlace* out) {
-  for (const Names& names : kNames) {
-    if (!env.Find(names.rank) || !env.Find(names.size)) continue;
+  for (const auto& names : kNames) {
+    const auto& [rank, size, local_rank, local_size] = names;
+    if (!env.Find(rank) || !env.Find(size)) continue;
     RankPlace place;
-    Status status = Read(env, names.size, 1, kMaxRanks, &place.size);
-    if (status.ok()) status = Read(env, names.rank, 0, place.size - 1, &place.rank);
-    if (status.ok()) status = Read(env, names.local_rank, 0, place.rank, &place.local_rank);
+    Status status = Read(env, size, 1, kMaxRanks, &place.size);
+    if (status.ok()) status = Read(env, rank, 0, place.size - 1, &place.rank);
+    if (status.ok()) status = Read(env, local_rank, 0, place.rank, &place.local_rank);
     if (status.ok()) {
-      status = &names == &kNames.back()
-                   ? ReadTasksOfNode(env, names.local_size, &place.local_size)
-                   : Read(env, names.local_size, 1, place.size, &place.local_size);
+      status = &names == &kNames.back() ? ReadTasksOfNode(env, local_size, &place.local_size)
+                                        : Read(env, local_size, 1, place.size, &place.local_size);
     }
     if (status.ok()) *out = place;
     return status;

@@ -91,20 +91,6 @@ int GetProcessorName(char* text, int bytes) {
   return Text(text, bytes, whole, MPI_Get_processor_name);
 }
 
-int FromLevel(ThreadLevel level) {
-  switch (level) {
-    case ThreadLevel::kMultiple:
-      return MPI_THREAD_MULTIPLE;
-    case ThreadLevel::kSerialized:
-      return MPI_THREAD_SERIALIZED;
-    case ThreadLevel::kFunneled:
-      return MPI_THREAD_FUNNELED;
-    case ThreadLevel::kSingle:
-      break;
-  }
-  return MPI_THREAD_SINGLE;
-}
-
 ThreadLevel ToLevel(int level) {
   return level == MPI_THREAD_MULTIPLE     ? ThreadLevel::kMultiple
          : level == MPI_THREAD_SERIALIZED ? ThreadLevel::kSerialized
@@ -112,9 +98,9 @@ ThreadLevel ToLevel(int level) {
                                           : ThreadLevel::kSingle;
 }
 
-int InitThread(ThreadLevel wanted, ThreadLevel* level) {
+int InitThread(ThreadLevel* level) {
   int got = MPI_THREAD_SINGLE;
-  const int code = MPI_Init_thread(nullptr, nullptr, FromLevel(wanted), &got);
+  const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &got);
   *level = ToLevel(got);
   return code;
 }
