@@ -156,8 +156,7 @@ std::int64_t SyncBatchNormConverter::Convert() {
     if (!why.empty()) refused += (refused.empty() ? "" : "; ") + why;
   }
   if (!refused.empty()) {
-    detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                     "convert_sync_batchnorm changed nothing: " + refused));
+    detail::ThrowInvalid("convert_sync_batchnorm changed nothing: " + refused);
   }
   std::vector<std::shared_ptr<SyncBatchNormImpl>> made;
   made.reserve(found_.size());
@@ -173,9 +172,9 @@ std::int64_t SyncBatchNormConverter::Convert() {
 
 std::int64_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set) {
   if (IsBatchNorm(module)) {
-    detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                     "convert_sync_batchnorm was given a BatchNorm itself, which "
-                                     "cannot be replaced; make a sirtaki::SyncBatchNorm instead"));
+    detail::ThrowInvalid(
+        "convert_sync_batchnorm was given a BatchNorm itself, which "
+        "cannot be replaced; make a sirtaki::SyncBatchNorm instead");
   }
   SyncBatchNormConverter converter(process_set);
   converter.Look(module, "");

@@ -51,9 +51,7 @@ std::vector<std::string> Split(const std::string& text) {
   }
   core::Origin origin;
   origin.rank = ranks.First();
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           what + ": " + first->substr(1) + " (on " + core::RanksText(ranks) + ")",
-                           origin));
+  ThrowInvalid(what + ": " + first->substr(1) + " (on " + core::RanksText(ranks) + ")", origin);
 }
 
 // Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in

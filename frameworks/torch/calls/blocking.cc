@@ -9,27 +9,28 @@
 
 namespace sirtaki::detail {
 
-at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
-                             const SessionSet& set, std::chrono::milliseconds timeout) {
+TensorCall OwnCall(core::OpKind kind, const at::Tensor& tensor, const std::string& name,
+                   const SessionSet& set) {
   TensorCall call;
-  call.kind = core::OpKind::kAllGather;
+  call.kind = kind;
   call.tensor = tensor;
   call.name = name;
   call.process_set = set.process_set;
   call.will_wait = true;
+  return call;
+}
+
+at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
+                             const SessionSet& set, std::chrono::milliseconds timeout) {
+  TensorCall call = OwnCall(core::OpKind::kAllGather, tensor, name, set);
   call.timeout = timeout;
   return PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
                               const SessionSet& set) {
-  TensorCall call;
-  call.kind = core::OpKind::kBroadcast;
-  call.tensor = tensor;
-  call.name = name;
-  call.process_set = set.process_set;
+  TensorCall call = OwnCall(core::OpKind::kBroadcast, tensor, name, set);
   call.in_place = true;
-  call.will_wait = true;
   call.root = root_rank;
   PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }

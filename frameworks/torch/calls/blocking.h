@@ -1,4 +1,4 @@
-// Collectives that the library makes for its own purposes: submitted and waited for at once.
+// Collectives that the library makes for its own purposes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,12 +7,17 @@
 #include <memory>
 #include <string>
 
+#include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/session_set.h"
 
 namespace sirtaki::detail {
 
-// An empty name: matched by call order. `timeout`: as the public forms'; 0: none. They throw what the
-// public forms throw.
+// Returns a call of the set whose caller goes on to wait at once. An empty name: matched by call order.
+TensorCall OwnCall(core::OpKind kind, const at::Tensor& tensor, const std::string& name,
+                   const SessionSet& set);
+
+// These submit a call and wait for it, and throw what the public forms throw. `timeout`: as theirs; 0:
+// none.
 at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
                              const SessionSet& set, std::chrono::milliseconds timeout = {});
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,

@@ -39,41 +39,29 @@ bool LiesInArena(const at::Tensor& tensor, core::Work& work) {
   return device != nullptr && device->InArena(tensor.const_data_ptr());
 }
 
-std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work) {
+// Expects any number of rows like the input's. They go into `into` if that has memory for them all, or
+// is undefined; else, as when a rank has joined, into new memory on all ranks alike: the caller compares.
+std::shared_ptr<Arriving> ExpectRows(const at::Tensor& input, core::Work& work,
+                                     const at::Tensor& into = {}) {
   auto arriving = std::make_shared<Arriving>();
+  arriving->tensor = into;
   // It goes with the work.
   const auto* on_gpu = IsOnGpu(input) ? &ops::cuda::AsDeviceWork(work) : nullptr;
   work.allocate_output = [arriving, on_gpu, options = input.options(),
-                          shape = WithRows(input, 0)](const std::vector<std::int64_t>& rows) {
-    std::vector<std::int64_t> whole = shape;
-    for (const std::int64_t count : rows) whole[0] += count;
+                          shape = WithRows(into.defined() ? into : input, 0)](
+                             const std::vector<std::int64_t>& rows) mutable {
+    shape[0] = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
     arriving->rows = rows;
+    if (arriving->tensor.defined() && arriving->tensor.size(0) == shape[0]) {
+      return arriving->tensor.mutable_data_ptr();
+    }
     const AllocatingStream of_lane(options.device(),
                                    on_gpu == nullptr ? nullptr : on_gpu->lane_stream);
     try {
-      arriving->tensor = at::empty(whole, options);
+      arriving->tensor = at::empty(shape, options);
     } catch (const c10::Error& error) {
       throw std::runtime_error(TextOf(error));  // all ranks see it
     }
-    return arriving->tensor.data_ptr();
-  };
-  return arriving;
-}
-
-// The rows go into memory that there is, and fill it. Where they do not, as when a rank has joined,
-// they go elsewhere on all ranks alike: the caller compares.
-std::shared_ptr<Arriving> ExpectRowsIn(const at::Tensor& whole, core::Work& work) {
-  auto arriving = std::make_shared<Arriving>();
-  arriving->tensor = whole;
-  const auto* on_gpu = IsOnGpu(whole) ? &ops::cuda::AsDeviceWork(work) : nullptr;
-  work.allocate_output = [arriving, on_gpu](const std::vector<std::int64_t>& rows) {
-    const std::int64_t sum = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
-    if (sum != arriving->tensor.size(0)) {
-      const AllocatingStream of_lane(arriving->tensor.device(),
-                                     on_gpu == nullptr ? nullptr : on_gpu->lane_stream);
-      arriving->tensor = at::empty({sum}, arriving->tensor.options());
-    }
-    arriving->rows = rows;
     return arriving->tensor.mutable_data_ptr();
   };
   return arriving;
@@ -87,8 +75,7 @@ CallMemory GiveRows(const TensorCall& call, std::size_t index, const CallMembers
   if (call.kind == OpKind::kGather && !root) {
     memory.result = at::empty(WithRows(input, 0), input.options());
   } else {
-    memory.arriving =
-        call.into.empty() ? ExpectRows(input, work) : ExpectRowsIn(call.into[index], work);
+    memory.arriving = ExpectRows(input, work, call.into.empty() ? at::Tensor() : call.into[index]);
   }
   if (call.kind == OpKind::kScatter && !root) return memory;
   work.rows = input.size(0);

@@ -21,8 +21,7 @@ namespace {
 template <class AnyHandle>
 detail::Pending& PendingOf(const AnyHandle& handle) {
   if (!handle.valid()) {
-    detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                     "the handle is empty: no operation returned it"));
+    detail::ThrowInvalid("the handle is empty: no operation returned it");
   }
   return *handle.pending();
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -18,14 +19,9 @@ namespace {
 at::Tensor Reduce(const at::Tensor& values, core::ReduceOp reduction, std::string invalid,
                   const std::string& name, const ProcessSet& process_set) {
   const detail::SessionSet set = detail::SetOf(process_set);
-  detail::TensorCall call;
-  call.kind = core::OpKind::kAllReduce;
-  call.tensor = values;
-  call.name = name;
-  call.will_wait = true;
+  detail::TensorCall call = detail::OwnCall(core::OpKind::kAllReduce, values, name, set);
   call.reduction = reduction;
   call.invalid = std::move(invalid);
-  call.process_set = set.process_set;
   return detail::PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
@@ -57,11 +53,10 @@ double metric_average(double value, double weight, const std::string& name,
   const double sum = sums.const_data_ptr<double>()[0];
   const double total = sums.const_data_ptr<double>()[1];
   if (total > 0 && std::isfinite(total)) return sum / total;
-  detail::ThrowStatus(core::Status(
-      core::StatusCode::kInvalidArgument,
+  detail::ThrowInvalid(
       "metric_average" + (name.empty() ? "" : " \"" + name + "\"") +
-          ": the weights of all ranks add up to " + Text(total) +
-          "; give at least one rank a weight above 0, and none one that is too large to be added"));
+      ": the weights of all ranks add up to " + Text(total) +
+      "; give at least one rank a weight above 0, and none one that is too large to be added");
 }
 
 at::Tensor metric_average(const at::Tensor& values, const std::string& name,

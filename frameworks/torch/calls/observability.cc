@@ -68,8 +68,7 @@ Metrics metrics() {
 void start_timeline(const std::string& path) {
   const auto state = detail::AliveSession();
   if (path.empty()) {
-    detail::ThrowStatus(
-        core::Status(core::StatusCode::kInvalidArgument, "start_timeline(): the path is empty"));
+    detail::ThrowInvalid("start_timeline(): the path is empty");
   }
   const core::Status status = state->session().observation().StartTimeline(path);
   if (status.code() == core::StatusCode::kBackend) throw std::runtime_error(status.message());

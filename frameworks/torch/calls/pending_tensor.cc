@@ -177,11 +177,6 @@ std::vector<std::vector<std::int64_t>> PendingTensor::ReceivedRows() {
   return rows;
 }
 
-at::Tensor PendingTensor::Synchronize() {
-  WaitForEnd();
-  return memory_.empty() ? at::Tensor() : memory_.front().result;
-}
-
 void PendingTensor::Finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool ok = handle_->status().ok();

@@ -36,7 +36,6 @@ class PendingTensor : public Pending {
 
   bool Poll() override;
   std::vector<at::Tensor> Results() override;
-  at::Tensor Synchronize() override;
   std::vector<std::vector<std::int64_t>> ReceivedRows() override;
   void Then(std::function<void()> next) override { handle_->Then(std::move(next)); }
   void Abort(const std::string& why) override { session_->session().Abort(why); }

@@ -45,9 +45,7 @@ std::string DescribeSet(const CallMembers& set) {
   return "process set " + std::to_string(set.set) + " of " + core::RanksText(set.ranks);
 }
 
-[[noreturn]] void RefuseSet(const std::string& text) {
-  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
-}
+[[noreturn]] void RefuseSet(const std::string& text) { detail::ThrowInvalid(text); }
 
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;

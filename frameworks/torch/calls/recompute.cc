@@ -34,9 +34,7 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-[[noreturn]] void Refuse(const std::string& why) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "recompute: " + why));
-}
+[[noreturn]] void Refuse(const std::string& why) { ThrowInvalid("recompute: " + why); }
 
 std::string ShapeText(const at::Tensor& tensor) {
   std::ostringstream text;

@@ -65,7 +65,7 @@ TensorCall ReducescatterCall(const ReducescatterOptions& options) {
 TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options) {
   TensorCall call = AllreduceCall(options, Form::kInPlace);
   call.tensor = tensor;
-  if (detail::IsSparse(tensor)) {
+  if (tensor.is_sparse()) {
     call.invalid = "a sparse tensor cannot be reduced in place: use allreduce()";
   }
   return call;
@@ -74,7 +74,7 @@ TensorCall InPlaceCall(const at::Tensor& tensor, const AllreduceOptions& options
 }  // namespace
 
 at::Tensor allreduce(const at::Tensor& tensor, const AllreduceOptions& options) {
-  if (detail::IsSparse(tensor)) return sparse_allreduce(tensor, options);
+  if (tensor.is_sparse()) return sparse_allreduce(tensor, options);
   return RunOne(With(AllreduceCall(options, Form::kNew), tensor));
 }
 
@@ -83,7 +83,7 @@ at::Tensor allreduce_(const at::Tensor& tensor, const AllreduceOptions& options)
 }
 
 Handle allreduce_async(const at::Tensor& tensor, const AllreduceOptions& options) {
-  if (detail::IsSparse(tensor)) return sparse_allreduce_async(tensor, options);
+  if (tensor.is_sparse()) return sparse_allreduce_async(tensor, options);
   return StartCall(With(AllreduceCall(options, Form::kNew), tensor));
 }
 

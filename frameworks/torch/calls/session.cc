@@ -103,10 +103,9 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
   const bool says_the_same = options.values() == own.options &&
                              options.process_sets() == own.process_sets && flags == own.flags;
   if (!says_nothing && !says_the_same) {
-    detail::ThrowStatus(
-        core::Status(core::StatusCode::kInvalidArgument,
-                     "init() was called again with other options than the first time: "
-                     "call shutdown() first"));
+    detail::ThrowInvalid(
+        "init() was called again with other options than the first time: "
+        "call shutdown() first");
   }
   return true;
 }

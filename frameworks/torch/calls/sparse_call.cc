@@ -50,7 +50,7 @@ std::string DescribeSparse(const at::Tensor& tensor, const AllreduceOptions& opt
 
 std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options) {
   if (!tensor.defined()) return "the tensor is undefined";
-  if (!IsSparse(tensor)) {
+  if (!tensor.is_sparse()) {
     std::ostringstream why;
     why << "the tensor has layout " << tensor.layout()
         << "; sparse_allreduce takes sparse COO tensors";
@@ -189,10 +189,6 @@ at::Tensor PendingSparse::AddUp(const std::vector<at::Tensor>& parts) const {
 }
 
 }  // namespace
-
-bool IsSparse(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kSparse;
-}
 
 std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
                                      bool will_wait, const std::shared_ptr<SessionState>& session,

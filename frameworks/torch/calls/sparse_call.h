@@ -13,9 +13,6 @@
 
 namespace sirtaki::detail {
 
-// Whether sparse_allreduce is meant by an all-reduce of this tensor.
-bool IsSparse(const at::Tensor& tensor);
-
 // Submits; throws Error if the call is refused here. `round`: as TensorCall's.
 std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOptions& options,
                                      bool will_wait, const std::shared_ptr<SessionState>& session,

@@ -65,11 +65,6 @@ std::string WhyPartInvalid(const TensorCall& call, std::size_t index,
     return "the call is in place and the tensor's elements share memory (expanded); make it "
            "contiguous first";
   }
-  // A scatter's other ranks give only the shape of a row, but there has to be one.
-  if (call.kind == OpKind::kScatter && tensor.dim() < 1) {
-    return "scatter divides tensors along their first dimension, and this one has none: reshape it "
-           "to [1]";
-  }
   return {};
 }
 
@@ -198,9 +193,7 @@ void CheckName(const TensorCall& call) {
     why = " begins with '#', which is kept for names that the library makes";
   }
   if (why.empty()) return;
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "the name " + core::Quoted(call.name) + why,
-                           core::Origin{-1, {}, call.name}));
+  ThrowInvalid("the name " + core::Quoted(call.name) + why, core::Origin{-1, {}, call.name});
 }
 
 std::string DescribeCall(core::OpKind kind, const std::string& name) {
@@ -216,7 +209,7 @@ core::TimePoint DeadlineAfter(std::chrono::milliseconds timeout) {
 
 core::TimePoint DeadlineOf(std::chrono::milliseconds timeout) {
   if (timeout.count() < 0) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, NegativeTimeoutText(timeout)));
+    ThrowInvalid(NegativeTimeoutText(timeout));
   }
   return DeadlineAfter(timeout);
 }

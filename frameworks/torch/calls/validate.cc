@@ -92,8 +92,6 @@ std::string ValidateDimensions(const core::Signature& signature, const OwnTensor
     default:
       return {};
   }
-  // A scatter deals out the root's tensor alone.
-  if (signature.kind == OpKind::kScatter && own.rank != signature.root) return {};
   if (own.dimensions > 0) return {};
   return KindOf(signature) + what + ", and this one has none: reshape it to [1]";
 }

@@ -19,8 +19,7 @@ namespace sirtaki {
 namespace {
 
 [[noreturn]] void Refuse(const std::string& text) {
-  detail::ThrowStatus(
-      core::Status(core::StatusCode::kInvalidArgument, "DistributedSampler: " + text));
+  detail::ThrowInvalid("DistributedSampler: " + text);
 }
 
 // Evenly from 0 … bound - 1. std::uniform_int_distribution would draw other numbers with another

@@ -30,8 +30,7 @@ void BucketHook::Fail(const std::string& why) const {
       "the communication hook failed for " + GradientsText(given.parameters) + ": " + why;
   set_.session->session().Abort(text);
   ThrowIfError(set_.session->Check());
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text,
-                           core::Origin{set_.session->topology().rank, "", given.name}));
+  ThrowInvalid(text, core::Origin{set_.session->topology().rank, "", given.name});
 }
 
 // The hook's work in the calling thread's current stream comes behind the gradients, which other

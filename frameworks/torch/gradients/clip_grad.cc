@@ -27,8 +27,8 @@
 namespace sirtaki {
 namespace {
 
-[[noreturn]] void ThrowInvalid(const std::string& text) {
-  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "clip_grad_norm_: " + text));
+[[noreturn]] void RefuseClip(const std::string& text) {
+  detail::ThrowInvalid("clip_grad_norm_: " + text);
 }
 
 using Counts = std::function<bool(const at::Tensor& parameter)>;
@@ -95,9 +95,9 @@ double JoinParts(double whole, double part, double norm_type, const detail::Sess
 double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
                              bool error_if_nonfinite, const ClipWithOthers& others) {
   if (!(max_norm >= 0)) {
-    ThrowInvalid("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
+    RefuseClip("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
   }
-  if (std::isnan(norm_type)) ThrowInvalid("norm_type is not a number");
+  if (std::isnan(norm_type)) RefuseClip("norm_type is not a number");
   detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
   if (reducer != nullptr) reducer->Synchronize(optimizer);
 
@@ -106,16 +106,15 @@ double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm
   if (reducer != nullptr) shards = reducer->gradient_shards();
   const bool of_shards = shards.has_value();
   if (of_shards && !(norm_type > 0)) {
-    ThrowInvalid("norm_type is " + std::to_string(norm_type) +
-                 "; with Shard::Gradients it has to be above 0");
+    RefuseClip("norm_type is " + std::to_string(norm_type) +
+               "; with Shard::Gradients it has to be above 0");
   }
   const std::vector<detail::TensorSplitPtr> split_sets = detail::SplitSetsOf(optimizer);
   if (!split_sets.empty() && (of_shards || !(norm_type > 0))) {
-    ThrowInvalid(of_shards
-                     ? "parameters that are split over ranks need Shard::OptimizerState in "
-                       "place of Shard::Gradients: the norm of shards cannot be told apart"
-                     : "norm_type is " + std::to_string(norm_type) +
-                           "; with parameters that are split over ranks it has to be above 0");
+    RefuseClip(of_shards ? "parameters that are split over ranks need Shard::OptimizerState in "
+                           "place of Shard::Gradients: the norm of shards cannot be told apart"
+                         : "norm_type is " + std::to_string(norm_type) +
+                               "; with parameters that are split over ranks it has to be above 0");
   }
   const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
   if (gradients.empty() && !of_shards && split_sets.empty() && !others.combine) return 0;
@@ -151,7 +150,7 @@ double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm
     detail::ThrowIfError(reducer->session()->Check());
   }
   if (error_if_nonfinite && !std::isfinite(norm)) {
-    ThrowInvalid("the norm of the gradients is not finite");
+    RefuseClip("the norm of the gradients is not finite");
   }
   const double factor = max_norm / (norm + 1e-6);
   if (std::isfinite(max_norm) && !(factor >= 1)) {

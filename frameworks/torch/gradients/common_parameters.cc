@@ -144,12 +144,7 @@ void CommonParameters::Ask(const std::vector<CommonCandidate>& candidates, const
     if (parameter.numel() == 0 || parameter.const_data_ptr() == candidates[i].place->seen) continue;
     moved.push_back(static_cast<std::int64_t>(2 * i) + (MayMove(parameter) ? 1 : 0));
   }
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.tensor = at::tensor(moved, at::kLong);
-  call.name = name_;
-  call.process_set = set_.process_set;
-  call.will_wait = true;
+  TensorCall call = OwnCall(core::OpKind::kAllGather, at::tensor(moved, at::kLong), name_, set_);
   if (!error.empty()) call.invalid = "the step of the optimizer has thrown: " + error;
   const auto gathered = PendingTensor::Start(std::move(call), set_.session);
   const at::Tensor of_all = gathered->Synchronize();

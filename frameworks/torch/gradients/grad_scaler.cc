@@ -27,7 +27,7 @@ namespace sirtaki {
 namespace {
 
 [[noreturn]] void ThrowInvalidScale(const std::string& text) {
-  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "GradScaler: " + text));
+  detail::ThrowInvalid("GradScaler: " + text);
 }
 
 bool IsPositive(double value) { return std::isfinite(value) && value > 0; }

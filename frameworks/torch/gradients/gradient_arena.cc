@@ -76,9 +76,7 @@ bool FitsArena(const core::Signature& signature) {
 std::vector<std::int64_t> BytesOf(const Gradients& bucket) {
   std::vector<std::int64_t> bytes;
   for (const auto& gradient : bucket) {
-    const core::Signature signature = gradient->ExpectedSignature();
-    bytes.push_back(signature.ElementCount() *
-                    static_cast<std::int64_t>(core::SizeOf(signature.dtype)));
+    bytes.push_back(gradient->ExpectedSignature().Bytes());
   }
   return bytes;
 }

@@ -11,6 +11,7 @@
 
 #include "core/base/digest.h"
 #include "core/base/text.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/gradients/gradient_rule.h"
@@ -163,8 +164,9 @@ void GradientBuckets::Ask(const Gradients& members) {
   joins_before_ = *joins_;
   limits_ = set_.session->session().limits();
   const auto count = static_cast<std::int64_t>(members.size());
-  TensorCall call;
-  call.tensor = at::zeros({kLayoutFieldCount + kGradientFieldCount * count}, at::kLong);
+  TensorCall call =
+      OwnCall(core::OpKind::kAllReduce,
+              at::zeros({kLayoutFieldCount + kGradientFieldCount * count}, at::kLong), key_, set_);
   auto* told = call.tensor.mutable_data_ptr<std::int64_t>();
   told[kTakesPart] = 1;
   told[kHasSeen] = std::any_of(members.begin(), members.end(),
@@ -180,10 +182,8 @@ void GradientBuckets::Ask(const Gradients& members) {
     const bool other = &gradient.rule() != rule_.get() || gradient.shared();
     told[kStaysOut] = other || gradient.seen().stays_out;
   }
-  call.name = key_;
   call.derived_name = true;
-  call.process_set = set_.process_set;
-  call.reduction = core::ReduceOp::kSum;
+  call.will_wait = false;
   call.in_place = true;
   asked_ = PendingTensor::Start(std::move(call), set_.session);
 }
@@ -218,13 +218,8 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
     }
   }
   std::sort(order.begin(), order.end());
-  std::vector<fusion::BucketedGradient> ordered;
-  for (const auto& [place, index] : order) {
-    const core::Signature signature = members[index]->ParameterSignature();
-    const auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
-    ordered.push_back(
-        {signature.ElementCount() * bytes, signature.dtype, signature.device, signature.slot});
-  }
+  std::vector<core::Signature> ordered;
+  for (const auto& [place, index] : order) ordered.push_back(members[index]->ParameterSignature());
   const auto buckets =
       fusion::PlanBuckets(ordered, {limits_.first_bucket_bytes, limits_.bucket_bytes});
   std::vector<Gradients> of_buckets(buckets.size());

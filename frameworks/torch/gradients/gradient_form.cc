@@ -7,6 +7,7 @@
 
 #include "core/base/text.h"
 #include "core/protocol/mismatch.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -74,13 +75,8 @@ std::shared_ptr<Pending> AskForForms(const std::string& key, const GradientForm&
   told[kSparseDims] = mine.sparse_dims;
   told[kReducedAsSparse] = mine.reduced_as_sparse ? 1 : 0;
   told[kRound] = mine.round;
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.tensor = row;
-  call.name = "#what the ranks have of " + key;
+  TensorCall call = OwnCall(core::OpKind::kAllGather, row, "#what the ranks have of " + key, set);
   call.derived_name = true;
-  call.process_set = set.process_set;
-  call.will_wait = true;
   return PendingTensor::Start(std::move(call), set.session);
 }
 

@@ -198,21 +198,20 @@ void GradientMembers::TakeAll() {
 bool GradientMembers::Scan(const torch::optim::Optimizer& optimizer) {
   // Looks at every parameter in every step: hardly more than a comparison each.
   std::size_t at = 0;
-  bool same = true;
+  bool same = scanned_.has_value();
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      same = same && at < scanned_.size() && scanned_[at] == parameter.unsafeGetTensorImpl();
+      same = same && at < scanned_->size() && (*scanned_)[at] == parameter.unsafeGetTensorImpl();
       ++at;
     }
   }
-  if (taken_ && same && at == scanned_.size()) return false;
-  if (taken_) NameAdded(optimizer, &of_.names);
+  if (same && at == scanned_->size()) return false;
+  if (scanned_) NameAdded(optimizer, &of_.names);
   Take(MatchNames(optimizer, of_.names));
-  taken_ = true;
-  scanned_.clear();
+  scanned_.emplace();
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      scanned_.push_back(parameter.unsafeGetTensorImpl());
+      scanned_->push_back(parameter.unsafeGetTensorImpl());
     }
   }
   return true;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -86,8 +87,8 @@ class GradientMembers {
   const SessionSet set_;
   const std::shared_ptr<const GradientRule> rule_;
   const std::shared_ptr<GradientCounts> counts_ = std::make_shared<GradientCounts>();
-  bool taken_ = false;                // the optimizer was looked at
-  std::vector<const void*> scanned_;  // its parameters, as they were last seen
+  // The optimizer's parameters, as they were last seen; none: it was not looked at.
+  std::optional<std::vector<const void*>> scanned_;
   std::vector<GradientPtr> all_;
   std::vector<GradientPtr> newest_;
   std::vector<GradientPtr> others_;  // of these, those that another optimizer has made, and counts

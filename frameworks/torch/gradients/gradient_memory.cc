@@ -8,18 +8,15 @@
 
 namespace sirtaki::detail {
 
-std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor) {
-  return at::detail::defaultStrides(tensor.sizes());
-}
-
 std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter) {
   return parameter.is_non_overlapping_and_dense() ? parameter.strides().vec()
-                                                  : RowMajorStrides(parameter);
+                                                  : at::detail::defaultStrides(parameter.sizes());
 }
 
 bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides) {
-  return parameter.is_non_overlapping_and_dense() ? parameter.strides() == strides
-                                                  : strides.equals(RowMajorStrides(parameter));
+  return parameter.is_non_overlapping_and_dense()
+             ? parameter.strides() == strides
+             : strides.equals(at::detail::defaultStrides(parameter.sizes()));
 }
 
 at::Tensor EmptyForBackend(const at::Tensor& like, at::IntArrayRef strides,

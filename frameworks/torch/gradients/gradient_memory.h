@@ -17,7 +17,6 @@ namespace sirtaki::detail {
 std::vector<std::int64_t> ContractStrides(const at::Tensor& parameter);
 // Whether these are they. Mostly allocates nothing.
 bool HasContractStrides(const at::Tensor& parameter, at::IntArrayRef strides);
-std::vector<std::int64_t> RowMajorStrides(const at::Tensor& tensor);
 
 // A tensor like this one, of strides without gaps, in memory that the backend sees, with whatever
 // is in it; in LibTorch's own where the backend has none that is better, and on GPUs. Throws what

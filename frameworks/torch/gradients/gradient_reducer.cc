@@ -6,6 +6,7 @@
 
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_reducer_impl.h"
@@ -23,10 +24,9 @@ namespace {
 // The first gradient that is still under way, in an error's words.
 [[noreturn]] void ThrowOutstanding(const std::string& what, const ParameterGradient& first,
                                    const std::string& cure, const SessionState& session) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           what + " was called while gradients are being reduced (" +
-                               core::Quoted(first.name()) + " is the first): " + cure,
-                           core::Origin{session.topology().rank, "", first.key()}));
+  ThrowInvalid(what + " was called while gradients are being reduced (" +
+                   core::Quoted(first.name()) + " is the first): " + cure,
+               core::Origin{session.topology().rank, "", first.key()});
 }
 
 }  // namespace
@@ -130,7 +130,7 @@ void GradientReducer::Impl::CutParameters(const torch::optim::Optimizer& optimiz
   try {
     shards_->CutParameters(optimizer);
   } catch (const std::invalid_argument& error) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error.what()));
+    ThrowInvalid(error.what());
   }
 }
 
@@ -157,9 +157,9 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
                        "call synchronize() before it", *set_.session);
     }
     if (!with_closure) return members_.CheckResults();
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "step() with a closure was called in a scope of skip_synchronize(): "
-                             "the closure makes gradients, which have to be averaged"));
+    ThrowInvalid(
+        "step() with a closure was called in a scope of skip_synchronize(): "
+        "the closure makes gradients, which have to be averaged");
   }
   if (with_closure && outstanding != nullptr) {
     ThrowOutstanding("step() with a closure", *outstanding,
@@ -213,7 +213,7 @@ BaseStep GradientReducer::Impl::FusedStepFor(torch::optim::Optimizer& optimizer)
     try {
       fused_step(optimizer);
     } catch (const std::invalid_argument& error) {
-      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error.what()));
+      ThrowInvalid(error.what());
     }
     return loss;
   };
@@ -310,13 +310,11 @@ void GradientReducer::Impl::CheckParametersWhenDue() {
   if (rule_->check_every == 0) return;
   members_.CheckStreams();  // before it counts: it may be tried again
   if (steps_++ % rule_->check_every != 0) return;
-  std::vector<std::string> names;
-  std::vector<at::Tensor> parameters;
+  NamedTensors parameters;
   for (const GradientPtr& member : members_.all()) {
-    names.push_back(member->name());
-    parameters.push_back(member->parameter());
+    parameters.emplace_back(member->name(), member->parameter());
   }
-  CheckEqual("check_parameters of the " + members_.what(), names, parameters, set_);
+  CheckEqual("check_parameters of the " + members_.what(), parameters, set_);
 }
 
 void GradientReducer::Impl::BeforeForward(bool training) {
@@ -349,13 +347,11 @@ void GradientReducer::Impl::StartAnew() {
 }
 
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {
-  TensorCall call;
-  call.tensor = loss;
-  call.name = "#the mean loss of the closure, for " + prefix().substr(0, prefix().size() - 1);
+  TensorCall call = OwnCall(
+      core::OpKind::kAllReduce, loss,
+      "#the mean loss of the closure, for " + prefix().substr(0, prefix().size() - 1), set_);
   call.derived_name = true;
-  call.process_set = set_.process_set;
   call.reduction = core::ReduceOp::kAverage;
-  call.will_wait = true;
   return PendingTensor::Start(std::move(call), set_.session)->Synchronize();
 }
 
@@ -369,9 +365,9 @@ Scope GradientReducer::Impl::NoSync() {
 
 Scope GradientReducer::Impl::SkipSynchronize() {
   if (rule_->of_steps() && active()) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "skip_synchronize() does not go with op Adasum: step() combines what "
-                             "the ranks' steps have changed, and averages no gradients before it"));
+    ThrowInvalid(
+        "skip_synchronize() does not go with op Adasum: step() combines what "
+        "the ranks' steps have changed, and averages no gradients before it");
   }
   ++skips_;
   return Scope([self = shared_from_this()] { --self->skips_; });

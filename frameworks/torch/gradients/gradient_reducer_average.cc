@@ -239,9 +239,8 @@ void GradientReducer::Impl::FailEnd(bool outermost) noexcept {
       BeginAverage();
       if (!under_way_->refused_some) return NoteUntold(outermost);
     }
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "a backward() within this one has thrown: the gradients of the " +
-                                 members_.what() + " are averaged again after zero_grad()"));
+    ThrowInvalid("a backward() within this one has thrown: the gradients of the " +
+                 members_.what() + " are averaged again after zero_grad()");
   } catch (const Error&) {
     Fail(std::current_exception());
   } catch (...) {
@@ -262,9 +261,8 @@ void GradientReducer::Impl::AwaitEnds() const {
   core::CoolingSleep sleep(std::chrono::milliseconds(1));
   while (within_backward()) {
     if (core::Clock::now() > deadline) {
-      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                               "a backward() of the " + members_.what() +
-                                   " runs on another thread, and has not ended for 30 s"));
+      ThrowInvalid("a backward() of the " + members_.what() +
+                   " runs on another thread, and has not ended for 30 s");
     }
     sleep.Pause();
   }

@@ -34,7 +34,7 @@ GradientReducer::GradientReducer(const torch::optim::Optimizer& optimizer,
   (void)CurrentSession();
   if (IsDeferred()) {
     const std::string error = MatchNames(optimizer, made_->names).error;
-    if (!error.empty()) ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, error));
+    if (!error.empty()) ThrowInvalid(error);
     return;
   }
   Make(optimizer, made_->names);
@@ -60,10 +60,10 @@ GradientReducer::Impl& GradientReducer::impl() const {
                              "make it part of the state, as in State().optimizer(optimizer), and "
                              "use it in the function that run() calls"));
   }
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "the optimizer is empty: it was moved from, was made before "
-                           "elastic::run() and is no part of its state, or could not be made again "
-                           "when the job was joined again"));
+  ThrowInvalid(
+      "the optimizer is empty: it was moved from, was made before "
+      "elastic::run() and is no part of its state, or could not be made again "
+      "when the job was joined again");
 }
 
 void GradientReducer::Renew(const torch::optim::Optimizer& optimizer) {
@@ -157,10 +157,10 @@ void GradientReducer::set_sharded_state(bool sharded) {
 
 void GradientReducer::CheckStateIsWhole() const {
   if (!has_sharded_state()) return;
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "a sharded optimizer cannot be saved after its first step: this rank "
-                           "has the state of its shards only. save_checkpoint() saves it on all "
-                           "ranks"));
+  ThrowInvalid(
+      "a sharded optimizer cannot be saved after its first step: this rank "
+      "has the state of its shards only. save_checkpoint() saves it on all "
+      "ranks");
 }
 
 void GradientReducer::SaveShards(torch::optim::Optimizer& optimizer,

@@ -11,9 +11,7 @@ namespace {
 
 std::int64_t BytesOf(const Bucket& bucket) {
   std::int64_t bytes = 0;
-  for (const BucketPart& part : bucket.parts) {
-    bytes += part.like->ElementCount() * static_cast<std::int64_t>(core::SizeOf(part.like->dtype));
-  }
+  for (const BucketPart& part : bucket.parts) bytes += part.like->Bytes();
   return bytes;
 }
 

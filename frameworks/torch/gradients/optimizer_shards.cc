@@ -62,12 +62,11 @@ ShardBy ChooseShardBy(const std::type_info& type) {
 }
 
 void ThrowJoined(int rank) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           "step() of a sharded optimizer: rank " + std::to_string(rank) +
-                               " has joined, and nobody makes the step of its shard. Ranks make "
-                               "equally many steps: give each as many batches, as "
-                               "DistributedSampler does, which pads or drops samples",
-                           core::Origin{rank, "", ""}));
+  ThrowInvalid("step() of a sharded optimizer: rank " + std::to_string(rank) +
+                   " has joined, and nobody makes the step of its shard. Ranks make "
+                   "equally many steps: give each as many batches, as "
+                   "DistributedSampler does, which pads or drops samples",
+               core::Origin{rank, "", ""});
 }
 
 std::string WhyNotSharded(const Optimizer& optimizer) {
@@ -394,19 +393,17 @@ bool OptimizerShards::MayTake(const at::Tensor& parameter) const {
 void OptimizerShards::TakeGradient(const at::Tensor& parameter, const at::Tensor& average,
                                    const at::Tensor& shard) {
   if (FindCut(parameter) == nullptr) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "the gradient of a parameter of " + TypeAndShape(parameter) +
-                                 " cannot be kept in shards: zero_grad() of the optimizer cuts the "
-                                 "parameter, or says why it cannot"));
+    ThrowInvalid("the gradient of a parameter of " + TypeAndShape(parameter) +
+                 " cannot be kept in shards: zero_grad() of the optimizer cuts the "
+                 "parameter, or says why it cannot");
   }
   Shards& shards = shards_.at(parameter.unsafeGetTensorImpl());
   if (shards.has_gradient) {
-    ThrowStatus(core::Status(
-        core::StatusCode::kInvalidArgument,
+    ThrowInvalid(
         "the gradient of a parameter of " + TypeAndShape(parameter) +
-            " was averaged again before a step has used it, which Shard::Gradients does not allow: "
-            "let the passes add up in no_sync() or by backward_passes_per_step, and call "
-            "zero_grad() of the optimizer, not of the model, where a step is left out"));
+        " was averaged again before a step has used it, which Shard::Gradients does not allow: "
+        "let the passes add up in no_sync() or by backward_passes_per_step, and call "
+        "zero_grad() of the optimizer, not of the model, where a step is left out");
   }
   shards.has_gradient = true;
   // It has got another shape since, which the step tells to all ranks.

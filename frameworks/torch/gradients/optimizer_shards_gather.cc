@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/base/digest.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/state/sharded_state.h"
@@ -39,9 +40,9 @@ bool AllRowsAreEqual(const at::Tensor& rows) { return rows.eq(rows[0]).all().ite
 // Ranks that have stepped other parameters than these have another list, which is a Mismatch; one that
 // has none comes with an empty tensor, so that nobody waits for it.
 void OptimizerShards::Gather(std::vector<Shards*> stepped, const std::string& error) {
-  TensorCall call;
+  TensorCall call = OwnCall(core::OpKind::kAllGather, {}, "#the shards of the " + what_, set_);
   std::map<std::pair<at::ScalarType, std::string>, SmallParameters> small;
-  call.kind = core::OpKind::kAllGather;
+  call.derived_name = true;
   call.grouped = true;
   std::vector<std::size_t> common;  // numbers of parameters
   if (!error.empty()) {
@@ -70,23 +71,18 @@ void OptimizerShards::Gather(std::vector<Shards*> stepped, const std::string& er
     call.group.push_back(at::empty({0}));
     call.into.push_back(call.group.front());
   }
-  call.name = "#the shards of the " + what_;
-  call.derived_name = true;
-  call.process_set = set_.process_set;
-  call.will_wait = true;
   const std::vector<at::Tensor> into = call.into;
   const auto gathered = PendingTensor::Start(std::move(call), set_.session);
   const std::vector<at::Tensor> results = gathered->Results();
   for (std::size_t i = 0; i < into.size(); ++i) {
     if (results[i].numel() == into[i].numel()) continue;
-    ThrowStatus(core::Status(
-        core::StatusCode::kInvalidArgument,
+    ThrowInvalid(
         "step() of a sharded optimizer: " +
             (gathered->joined() >= 0 ? "rank " + std::to_string(gathered->joined()) + " has joined"
                                      : "the shards of a parameter do not fit") +
             ", and the ranks have different parameters now: broadcast_parameters() makes them "
             "equal",
-        core::Origin{gathered->joined(), "", ""}));
+        core::Origin{gathered->joined(), "", ""});
   }
   if (common_.on() && !AllRowsAreEqual(into.back().view({set_.size(), 2}))) {
     ThrowStatus(core::Status(

@@ -257,7 +257,7 @@ void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool 
   seen_ = {.dense = seen_.dense};
   if (now.present) {
     seen_.order = what_.counts->ready.fetch_add(1, std::memory_order_relaxed);
-    seen_.stays_out = IsSparse(now.found) && !what_.rule->sparse_as_dense;
+    seen_.stays_out = now.found.is_sparse() && !what_.rule->sparse_as_dense;
     seen_.dense |= !seen_.stays_out;
   }
   now.refused = WhyNotAveraged();
@@ -302,7 +302,7 @@ std::string ParameterGradient::WhyNotAveraged() const {
 bool ParameterGradient::MovesSparse() const {
   if (!under_way_->refused.empty()) return false;
   if (what_.rule->sparse_as_dense || what_.rule->hook) return false;
-  return under_way_->present ? IsSparse(under_way_->found) : sparse_dims_ > 0;
+  return under_way_->present ? under_way_->found.is_sparse() : sparse_dims_ > 0;
 }
 
 // Hands it to its bucket, or to one of its own.
@@ -355,7 +355,8 @@ BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
     bucket->hook->given.parameter_tensors = {what_.parameter};
     bucket->hook->starts = {0};
   }
-  part = Bucket::PartOf(bucket, 0, weak_from_this(), std::move(like), RowMajorStrides(shaped));
+  part = Bucket::PartOf(bucket, 0, weak_from_this(), std::move(like),
+                        at::detail::defaultStrides(shaped.sizes()));
   part_ = part;
   return part;
 }
@@ -379,7 +380,7 @@ std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
 void ParameterGradient::StartDense(BucketPartPtr part, bool will_wait) {
   using Arrival = fusion::BucketAssembly::Arrival;
   UnderWay& now = *under_way_;
-  const bool as_found = now.present && !(what_.rule->sparse_as_dense && IsSparse(now.found));
+  const bool as_found = now.present && !(what_.rule->sparse_as_dense && now.found.is_sparse());
   const at::Tensor& shaped = as_found ? now.found : what_.parameter;
   const bool together = part != nullptr;
   std::string invalid = Check(shaped);

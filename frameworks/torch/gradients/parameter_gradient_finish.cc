@@ -7,7 +7,6 @@
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
-#include "frameworks/torch/calls/sparse_call.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_form.h"
@@ -28,7 +27,7 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
   // Unless somebody has got hold of it meanwhile.
   if (arrives && found.use_count() == kOurs && found.storage().use_count() == 1) {
     what_.parameter.mutable_grad() = average;
-  } else if (found.defined() && !found.requires_grad() && !IsSparse(found)) {
+  } else if (found.defined() && !found.requires_grad() && !found.is_sparse()) {
     if (average.data_ptr() != found.data_ptr()) found.copy_(average);
   } else {
     what_.parameter.mutable_grad() = average;
@@ -38,7 +37,7 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
 void ParameterGradient::NoteDelivered() {
   if (!std::exchange(delivered_, false)) return;
   at::Tensor& gradient = what_.parameter.mutable_grad();
-  if (!what_.counts->shards || !gradient.defined() || IsSparse(gradient)) {
+  if (!what_.counts->shards || !gradient.defined() || gradient.is_sparse()) {
     return history_.NoteAverage(gradient);
   }
   what_.counts->shards->TakeGradient(what_.parameter, gradient, std::exchange(shard_, {}));
@@ -96,7 +95,7 @@ at::Tensor ParameterGradient::TakeResult(GpuWaits& waits) {
     // The allocator has to know of the memory that the lane has used.
     const at::Tensor& used =
         part->place && part->place->Has(memory.result) ? under_way_->found : memory.result;
-    const bool allocated = used.defined() && !IsSparse(used) && !LiesInArena(used);
+    const bool allocated = used.defined() && !used.is_sparse() && !LiesInArena(used);
     waits.Await(*work, *gpu_, allocated ? used : at::Tensor());
   }
   shard_ = BroughtShard(*part);
@@ -149,7 +148,7 @@ void ParameterGradient::CollectFromHook() {
   const at::Tensor average = hook.result.as_strided(
       part->like->shape, part->strides, hook.result.storage_offset() + hook.starts[part->index]);
   const at::Tensor& found = under_way_->found;
-  const bool is_written = found.defined() && !found.requires_grad() && !IsSparse(found);
+  const bool is_written = found.defined() && !found.requires_grad() && !found.is_sparse();
   // The buffer is the next round's as well, and a view is no gradient that zero_grad() could detach.
   Deliver(is_written ? average : average.clone());
 }
@@ -227,7 +226,7 @@ bool ParameterGradient::StartByItself(const core::Status& status) {
 // which have none, did not know of that.
 std::shared_ptr<Pending> ParameterGradient::AskForForms() {
   const UnderWay& now = *under_way_;
-  const bool is_sparse = now.present && IsSparse(now.found) && !what_.rule->sparse_as_dense;
+  const bool is_sparse = now.present && now.found.is_sparse() && !what_.rule->sparse_as_dense;
   return detail::AskForForms(
       what_.key,
       {now.present, is_sparse ? now.found.sparse_dim() : 0, now.sparse != nullptr, now.round},

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
-#include "frameworks/torch/calls/sparse_call.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
@@ -67,7 +66,7 @@ bool ParameterGradient::PlaceInArena(BucketPart& part) {
   if (!part.place || work == nullptr) return false;
   const at::Tensor& found = under_way_->found;
   part.place->Enter(*work);
-  const bool movable = found.defined() && !IsSparse(found) && !found.requires_grad() &&
+  const bool movable = found.defined() && !found.is_sparse() && !found.requires_grad() &&
                        !under_way_->shares && LiesWith(found, part.strides);
   if (movable && part.place->Has(found)) {
     NoteOverwritten(found);
@@ -88,7 +87,7 @@ at::Tensor ParameterGradient::FillBuffer(const BucketPart& part) const {
   at::Tensor place = part.bucket->hook->given.gradients[part.index];
   if (!under_way_->present) return place.zero_();
   const at::Tensor found = under_way_->found.detach();
-  return place.copy_(IsSparse(found) ? found.to_dense() : found);
+  return place.copy_(found.is_sparse() ? found.to_dense() : found);
 }
 
 void ParameterGradient::GiveMemory(BucketPart& part) {
@@ -103,7 +102,7 @@ void ParameterGradient::GiveMemory(BucketPart& part) {
         EmptyForBackend(what_.parameter.detach(), part.strides, set_.session->session());
     // A device's lane looks at what is absent, not at its memory.
     if (part.on_gpu() == nullptr || part.bucket->hook) memory.result.zero_();
-  } else if (IsSparse(found)) {
+  } else if (found.is_sparse()) {
     memory.result = EmptyForBackend(found.detach(), part.strides, set_.session->session());
     memory.result.copy_(found.detach().to_dense());
   } else {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 
 namespace sirtaki::detail {
@@ -16,14 +17,11 @@ void StepDeltas::Remember(const std::string& key, const at::Tensor& parameter) {
 }
 
 std::shared_ptr<PendingTensor> StepDeltas::Submit(const Entry& entry) const {
-  TensorCall call;
-  call.kind = core::OpKind::kAllReduce;
-  call.reduction = core::ReduceOp::kAdasum;
   // The parameter's own memory holds the difference meanwhile: no third copy of the weights.
-  call.tensor = entry.parameter;
-  call.tensor.sub_(entry.start);
-  call.name = entry.key;
-  call.process_set = set_.process_set;
+  TensorCall call =
+      OwnCall(core::OpKind::kAllReduce, entry.parameter.sub_(entry.start), entry.key, set_);
+  call.reduction = core::ReduceOp::kAdasum;
+  call.will_wait = false;
   call.in_place = true;
   return PendingTensor::Start(std::move(call), set_.session);
 }

@@ -16,6 +16,7 @@
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/config/config_table.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -125,13 +126,10 @@ void StepTuner::AfterStep() {
     numbers[2] = std::chrono::duration<double>(now - *before).count();
   }
   numbers[3] = moves_in_chunks_ ? 1 : 0;
-  TensorCall call;
-  call.tensor = told;
-  call.name = "#the time of a step, for autotune";
+  TensorCall call =
+      OwnCall(core::OpKind::kAllReduce, told, "#the time of a step, for autotune", world_);
   call.derived_name = true;
-  call.reduction = core::ReduceOp::kSum;
   call.in_place = true;
-  call.will_wait = true;
   PendingTensor::Start(std::move(call), world_.session)->Synchronize();
   // A rank that has joined would not know what the others make of it.
   const int size = world_.size();

@@ -189,13 +189,10 @@ Made Make(const std::function<at::Tensor()>& make) {
 
 std::shared_ptr<PendingTensor> StartSum(const ParallelCalls& calls, const std::string& part,
                                         const Made& made, bool will_wait) {
-  TensorCall call;
-  call.kind = core::OpKind::kAllReduce;
-  call.name = calls.key + "/" + part;
-  call.process_set = calls.set.process_set;
+  TensorCall call =
+      OwnCall(core::OpKind::kAllReduce, made.tensor, calls.key + "/" + part, calls.set);
   call.in_place = true;
   call.will_wait = will_wait;
-  call.tensor = made.tensor;
   call.invalid = made.invalid;
   return PendingTensor::Start(std::move(call), calls.set.session);
 }
@@ -216,11 +213,7 @@ at::Tensor SumOwn(const Made& made, const ParallelCallsPtr& calls) {
 
 at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls) {
   if (made.tensor.defined()) return Through(Region::kGather, made.tensor, calls);
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.name = calls->key + "/gather";
-  call.process_set = calls->set.process_set;
-  call.will_wait = true;
+  TensorCall call = OwnCall(core::OpKind::kAllGather, {}, calls->key + "/gather", calls->set);
   call.invalid = made.invalid;
   return PendingTensor::Start(std::move(call), calls->set.session)->Synchronize();
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/parallel/tensor_parallel_calls.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -74,12 +75,7 @@ at::Tensor TellOf(const at::Tensor& logits, const OwnTargets& own, bool smooth,
 
 at::Tensor GatherTold(const at::Tensor& told, const std::string& invalid,
                       const ParallelCalls& calls) {
-  TensorCall call;
-  call.kind = core::OpKind::kAllGather;
-  call.name = calls.key + "/loss";
-  call.process_set = calls.set.process_set;
-  call.will_wait = true;
-  call.tensor = told;
+  TensorCall call = OwnCall(core::OpKind::kAllGather, told, calls.key + "/loss", calls.set);
   call.invalid = invalid;
   return PendingTensor::Start(std::move(call), calls.set.session)->Synchronize();
 }

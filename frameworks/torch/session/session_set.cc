@@ -25,7 +25,7 @@ void CheckRoot(int root_rank, const SessionSet& set) {
     text += " is not in the process set of " + core::RanksText(set.members.ranks) +
             ": a root is numbered as in the job";
   }
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
+  ThrowInvalid(text);
 }
 
 }  // namespace sirtaki::detail

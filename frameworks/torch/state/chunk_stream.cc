@@ -26,12 +26,11 @@ std::uint64_t ChunkStream::BytesOf(std::uint64_t chunk) const {
 void ChunkStream::Submit(std::uint64_t chunk) noexcept {
   try {
     Buffer& buffer = buffers_[chunk % buffers_.size()];
-    TensorCall call;
-    call.kind = core::OpKind::kBroadcast;
-    call.tensor = buffer.tensor.narrow(0, 0, static_cast<std::int64_t>(BytesOf(chunk)));
     // Two may be in flight.
-    call.name = PartName(name_, chunk % 2 == 0 ? "even chunk" : "odd chunk");
-    call.process_set = set_.process_set;
+    TensorCall call = OwnCall(core::OpKind::kBroadcast,
+                              buffer.tensor.narrow(0, 0, static_cast<std::int64_t>(BytesOf(chunk))),
+                              PartName(name_, chunk % 2 == 0 ? "even chunk" : "odd chunk"), set_);
+    call.will_wait = false;
     call.in_place = true;
     call.root = root_rank_;
     buffer.pending = PendingTensor::Start(std::move(call), set_.session);

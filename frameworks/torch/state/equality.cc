@@ -13,6 +13,7 @@
 #include "core/base/rank_ranges.h"
 #include "core/protocol/mismatch.h"
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -53,22 +54,20 @@ std::string DigestText(const at::Tensor& tensor) {
 }
 
 // Makes two entries for each tensor: one with its name, type and shape, and one with its digest.
-std::vector<std::string> DescribeWithDigests(const std::vector<std::string>& names,
-                                             const std::vector<at::Tensor>& tensors,
-                                             std::string* error) {
+std::vector<std::string> DescribeWithDigests(const NamedTensors& tensors, std::string* error) {
   std::vector<std::string> list;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].defined()) *error = WhyNotMovable(tensors[i]);
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) *error = WhyNotMovable(tensor);
     if (error->empty()) {
       try {
-        list.push_back(Quoted(names[i], tensors[i]));
-        list.push_back(DigestText(tensors[i]));
+        list.push_back(Quoted(name, tensor));
+        list.push_back(DigestText(tensor));
         continue;
       } catch (const std::exception& failure) {
         *error = WhyNoMemory(failure);
       }
     }
-    *error = "\"" + names[i] + "\": " + *error;
+    *error = "\"" + name + "\": " + *error;
     return list;
   }
   return list;
@@ -151,15 +150,11 @@ std::string FirstDifferentElement(const at::Tensor& of_root, const at::Tensor& m
 std::string Locate(const std::string& what, const at::Tensor& tensor,
                    const std::vector<std::string>& digests, const SessionSet& set) {
   at::NoGradGuard no_grad;
-  TensorCall call;
-  call.kind = core::OpKind::kBroadcast;
   // A GPU's tensor is compared with a copy, so that ranks which have it elsewhere can tell, too.
   const at::Tensor mine_flat = OnHost(tensor);
-  call.tensor = mine_flat;
-  call.name = "sirtaki/" + what + "/first different";
-  call.process_set = set.process_set;
+  TensorCall call =
+      OwnCall(core::OpKind::kBroadcast, mine_flat, "sirtaki/" + what + "/first different", set);
   call.root = set.first();
-  call.will_wait = true;
   const at::Tensor of_root = PendingTensor::Start(std::move(call), set.session)->Synchronize();
   std::string mine;
   std::string error;
@@ -182,12 +177,11 @@ std::string Locate(const std::string& what, const at::Tensor& tensor,
 
 }  // namespace
 
-void CheckEqual(const std::string& what, const std::vector<std::string>& names,
-                const std::vector<at::Tensor>& tensors, const SessionSet& set) {
+void CheckEqual(const std::string& what, const NamedTensors& tensors, const SessionSet& set) {
   ThrowIfError(set.session->Check());
   if (set.size() == 1) return;
   std::string error;
-  const std::vector<std::string> list = DescribeWithDigests(names, tensors, &error);
+  const std::vector<std::string> list = DescribeWithDigests(tensors, &error);
   const Lists lists = ExchangeLists(what, list, error, set);
   if (lists.empty()) return;
   const Lists descriptions = Take(lists, Half::kDescriptions);
@@ -197,11 +191,12 @@ void CheckEqual(const std::string& what, const std::vector<std::string>& names,
   const Lists digests = Take(lists, Half::kDigests);
   const std::vector<std::size_t> differing = Differing(digests);
   const std::size_t first = differing.front();
+  const auto& [name, tensor] = tensors[first];
   std::vector<std::string> digest_of_rank;
   for (const auto& of_rank : digests) digest_of_rank.push_back(of_rank[first]);
-  std::string text = what + ": " + Quoted(names[first], tensors[first]) + " differs: digest " +
+  std::string text = what + ": " + Quoted(name, tensor) + " differs: digest " +
                      GroupsText(digest_of_rank, set.ranks()) +
-                     Locate(what, tensors[first], digest_of_rank, set);
+                     Locate(what, tensor, digest_of_rank, set);
   if (differing.size() > 1) {
     text += "; it is the first of " + std::to_string(differing.size()) + " tensors that differ";
   }

@@ -95,10 +95,9 @@ std::string NameOf(const MemoryPlan::Choice& choice) {
 MemoryPlan memory_plan(const TrainedBytes& of_rank, int ranks, int ranks_of_host,
                        bool parameters_once) {
   if (ranks_of_host < 1 || ranks < ranks_of_host || ranks % ranks_of_host != 0) {
-    detail::ThrowStatus(core::Status(
-        core::StatusCode::kInvalidArgument,
-        "memory_plan() of " + std::to_string(ranks) + " ranks, " + std::to_string(ranks_of_host) +
-            " on each host: there is at least one on a host, and as many on each"));
+    detail::ThrowInvalid("memory_plan() of " + std::to_string(ranks) + " ranks, " +
+                         std::to_string(ranks_of_host) +
+                         " on each host: there is at least one on a host, and as many on each");
   }
   MemoryPlan plan;
   plan.ranks = ranks;

@@ -1,5 +1,6 @@
 #include "frameworks/torch/state/named_parameters.h"
 
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <unordered_map>
@@ -11,6 +12,15 @@
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
+
+NamedTensors TensorsOf(const torch::nn::Module& module) {
+  NamedTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) {
+    tensors.emplace_back("buffer " + item.key(), item.value());
+  }
+  return tensors;
+}
 
 NamedTensors NamesByPosition(const torch::optim::Optimizer& optimizer) {
   NamedTensors names;

@@ -10,6 +10,9 @@
 
 namespace sirtaki::detail {
 
+// The parameters of a module, and behind them its buffers, each as "buffer NAME".
+NamedTensors TensorsOf(const torch::nn::Module& module);
+
 // Parameters stand in the order of the optimizer's groups; a tensor that stands in several places
 // counts once.
 struct NamedParameters {

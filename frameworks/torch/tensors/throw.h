@@ -2,6 +2,9 @@
 // see.
 #pragma once
 
+#include <string>
+#include <utility>
+
 #include "core/base/status.h"
 #include "sirtaki/error.h"
 
@@ -14,6 +17,11 @@ class RefusedError : public Error {
 
 // Throws sirtaki::Error, a RefusedError for kRefused. Precondition: status is not ok.
 [[noreturn]] void ThrowStatus(const core::Status& status);
+
+// Throws InvalidArgument.
+[[noreturn]] inline void ThrowInvalid(std::string text, core::Origin origin = {}) {
+  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, std::move(text), std::move(origin)));
+}
 
 inline void ThrowIfError(const core::Status& status) {
   if (!status.ok()) ThrowStatus(status);

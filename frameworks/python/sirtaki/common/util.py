@@ -10,7 +10,9 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 from torch.torch_version import TorchVersion
 
 from sirtaki.torch import session
-from sirtaki.torch.session import check_extension, gpu_available, num_rank_is_power_2
+from sirtaki.torch.session import (
+    ccl_built, check_extension, ddl_built, gloo_built, gpu_available, mpi_built, num_rank_is_power_2,
+)
 
 __all__ = [
     "ccl_built", "check_extension", "ddl_built", "env", "extension_available", "get_average_backwards_compatibility_fun",
@@ -24,24 +26,8 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     return ext_base_name == "torch"
 
 
-def mpi_built(verbose: bool = False) -> bool:
-    return session.mpi_built()
-
-
-def gloo_built(verbose: bool = False) -> bool:
-    return session.gloo_built()
-
-
 def nccl_built(verbose: bool = False) -> bool:
     return bool(session.nccl_built())
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    return session.ddl_built()
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    return session.ccl_built()
 
 
 @contextlib.contextmanager

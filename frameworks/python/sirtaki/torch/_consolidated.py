@@ -14,7 +14,7 @@ from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import is_cut, parameters_of, shard_set
 from sirtaki.torch._structures import moved
-from sirtaki.torch.functions import agreed, packed, unpacked
+from sirtaki.torch.functions import agreed, allgather_pickled
 from sirtaki.torch.process_sets import ProcessSet, _impl_of
 
 # In its first call a rank that comes alone waits, and is told by this name what for.
@@ -133,11 +133,8 @@ class _Consolidation:
 
     def tell(self) -> None:
         """Every rank gets to know what all have, and all raise if that does not fit together."""
-        data, error = packed(lambda: pickle.dumps(self._told(), protocol=pickle.HIGHEST_PROTOCOL))
-        gathered = _C.allgather_bytes(data, _NAME, self.set)
-        if error is not None:
-            raise error
-        self.of_ranks = [pickle.loads(unpacked(each, rank)) for each, rank in zip(gathered, self.ranks)]
+        self.of_ranks = allgather_pickled(
+            lambda: pickle.dumps(self._told(), protocol=pickle.HIGHEST_PROTOCOL), _NAME, self.set)
         for rank, told in zip(self.ranks, self.of_ranks):
             if told.asks != self.of_ranks[0].asks:
                 raise MismatchError(

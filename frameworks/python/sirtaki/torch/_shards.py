@@ -257,16 +257,21 @@ def new_run(process_set: ProcessSet) -> Optional[str]:
     return broadcast_object(secrets.token_hex(8), impl.ranks()[0], name, process_set)  # type: ignore[no-any-return]
 
 
+def _differing(own: Any, name: str, process_set: ProcessSet, none: str, but_first: bool = False) -> str:
+    """Says what each rank of the set has, if that is not the same; ``but_first``: nor nothing on the first. Collective."""
+    impl = _impl_of(process_set)
+    of_ranks = allgather_object(own, name, process_set) if impl.included() else []
+    if len(set(of_ranks)) <= 1 or (but_first and of_ranks[0] is None):
+        return ""
+    return ", ".join(f"rank {rank}: {none if of is None else of}" for rank, of in zip(impl.ranks(), of_ranks))
+
+
 def check_run(run: Optional[str], process_set: ProcessSet) -> None:
     """Raises on all ranks if the shards that they load are of different runs. Files of before there were numbers have none.
     Collective."""
-    impl = _impl_of(process_set)
-    if not impl.included():
+    have = _differing(run, "sirtaki/the check of the shards' run", process_set, "none")
+    if not have:
         return
-    of_ranks = allgather_object(run, "sirtaki/the check of the shards' run", process_set)
-    if len(set(of_ranks)) == 1:
-        return
-    have = ", ".join(f"rank {rank}: {of or 'none'}" for rank, of in zip(impl.ranks(), of_ranks))
     raise MismatchError(
         f"the ranks load optimizer state of different runs, which does not go together (the runs' numbers: {have}): give each "
         "rank the file that it has written in the same run, at the same step"
@@ -276,13 +281,9 @@ def check_run(run: Optional[str], process_set: ProcessSet) -> None:
 def check_steps(steps: Any, process_set: ProcessSet, whole_is_given: bool = False) -> None:
     """Raises on all ranks if their shards are of different steps. ``steps``: None with whole state, which ``whole_is_given``
     says that the first rank gives to all if it has some. Collective."""
-    impl = _impl_of(process_set)
-    if not impl.included():
+    have = _differing(steps, "sirtaki/the check of the shards", process_set, "whole", whole_is_given)
+    if not have:
         return
-    of_ranks = allgather_object(steps, "sirtaki/the check of the shards", process_set)
-    if len(set(of_ranks)) == 1 or (whole_is_given and of_ranks[0] is None):
-        return
-    have = ", ".join(f"rank {rank}: {'whole' if of is None else of}" for rank, of in zip(impl.ranks(), of_ranks))
     raise MismatchError(
         f"the ranks have optimizer state of different steps, which does not go together ({have}): give all ranks that of one "
         "step, or load_state_dict() what consolidated_state_dict() has made"

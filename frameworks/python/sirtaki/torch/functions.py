@@ -35,17 +35,35 @@ def _dumps(obj: Any) -> bytes:
     return cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def packed(make: Callable[[], bytes]) -> Tuple[bytes, Optional[Exception]]:
+def _packed(make: Callable[[], bytes]) -> Tuple[bytes, Optional[Exception]]:
     try:
         return _OBJECT + make(), None
     except Exception as error:
         return _FAILURE + str(error).encode("utf-8", "replace"), error
 
 
-def unpacked(data: bytes, rank: int) -> memoryview:
+def _unpacked(data: bytes, rank: int) -> memoryview:
     if data[:1] == _FAILURE:
         raise InvalidArgumentError(f"the object of rank {rank} cannot be pickled: {data[1:].decode('utf-8')}")
     return memoryview(data)[1:]
+
+
+def broadcast_made(make: Callable[[], bytes], root_rank: int, name: str, impl: Any) -> memoryview:
+    """Returns what ``make`` gives on the root. All ranks raise if it raises there. Collective."""
+    data, error = _packed(make) if _C.rank() == root_rank else (b"", None)
+    data = _C.broadcast_bytes(data, root_rank, name, impl)
+    if error is not None:
+        raise error
+    return _unpacked(data, root_rank)
+
+
+def allgather_pickled(make: Callable[[], bytes], name: str, impl: Any) -> List[Any]:
+    """Returns the objects that ``make`` pickles on each rank. All ranks raise if it raises on one. Collective."""
+    data, error = _packed(make)
+    gathered = _C.allgather_bytes(data, name, impl)
+    if error is not None:
+        raise error
+    return [pickle.loads(_unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
 
 
 def broadcast_object(
@@ -53,12 +71,8 @@ def broadcast_object(
 ) -> Any:
     """Returns the object of rank ``root_rank``; the root gets its own back, and those of the others are not used.
     Collective. All ranks raise if the object cannot be pickled."""
-    is_root = _C.rank() == root_rank
-    data, error = packed(lambda: _dumps(obj)) if is_root else (b"", None)
-    data = _C.broadcast_bytes(data, root_rank, name or "", _impl_of(process_set))
-    if error is not None:
-        raise error
-    return obj if is_root else pickle.loads(unpacked(data, root_rank))
+    data = broadcast_made(lambda: _dumps(obj), root_rank, name or "", _impl_of(process_set))
+    return obj if _C.rank() == root_rank else pickle.loads(data)
 
 
 def broadcast_object_fn(
@@ -72,12 +86,7 @@ def allgather_object(
     obj: Any, name: Optional[str] = None, process_set: ProcessSet = global_process_set
 ) -> List[Any]:
     """Returns the objects of all ranks, in their order. Collective. All ranks raise if an object cannot be pickled."""
-    impl = _impl_of(process_set)
-    data, error = packed(lambda: _dumps(obj))
-    gathered = _C.allgather_bytes(data, name or "", impl)
-    if error is not None:
-        raise error
-    return [pickle.loads(unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
+    return allgather_pickled(lambda: _dumps(obj), name or "", _impl_of(process_set))
 
 
 Made = TypeVar("Made")

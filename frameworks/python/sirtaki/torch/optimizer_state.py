@@ -11,7 +11,7 @@ import torch
 from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import is_cut
-from sirtaki.torch.functions import agreed, allgather_object, packed, unpacked
+from sirtaki.torch.functions import agreed, allgather_object, broadcast_made
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
 _NAME = "sirtaki/broadcast_optimizer_state"
@@ -108,11 +108,8 @@ def broadcast_optimizer_state(
 
     _require_same(agreed(lambda: _shape_of(optimizer), process_set), process_set)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    data, error = packed(state_and_options) if is_root else (b"", None)
-    data = _C.broadcast_bytes(data, root_rank, _NAME, impl)
-    if error is not None:
-        raise error
-    unpickler = _Unpickler(io.BytesIO(unpacked(data, root_rank)), parameters)
+    data = broadcast_made(state_and_options, root_rank, _NAME, impl)
+    unpickler = _Unpickler(io.BytesIO(data), parameters)
     # Where there is no memory for it, say, the others must not wait.
     made = agreed(lambda: None if is_root else _made(unpickler.load(), optimizer), process_set)
     root_has = optimizer.state if made is None else made[0]  # None: the state of its shards

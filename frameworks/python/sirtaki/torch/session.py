@@ -240,16 +240,16 @@ def mpi_enabled() -> bool:
     return _C.mpi_built
 
 
-def mpi_built() -> bool:
+def mpi_built(verbose: bool = False) -> bool:
     return _C.mpi_built
 
 
-def gloo_enabled() -> bool:
+def _absent(verbose: bool = False) -> bool:
+    """Returns False: the library has nothing of this kind."""
     return False
 
 
-def gloo_built() -> bool:
-    return False
+gloo_enabled = gloo_built = ddl_built = ccl_built = rocm_built = xla_built = _absent
 
 
 def nccl_built() -> int:
@@ -258,24 +258,8 @@ def nccl_built() -> int:
     return _C.nccl_version if torch.version.cuda is not None else 0
 
 
-def ddl_built() -> bool:
-    return False
-
-
-def ccl_built() -> bool:
-    return False
-
-
 def cuda_built() -> bool:
     return torch.version.cuda is not None
-
-
-def rocm_built() -> bool:
-    return False
-
-
-def xla_built() -> bool:
-    return False
 
 
 def gpu_available(*_: Any) -> bool:
