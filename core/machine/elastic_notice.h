@@ -23,9 +23,10 @@ struct ElasticNotice {
                // `ranks`: those of that one that it has lost; `text`: what has failed there
     kListens,  // it is rank 0 of the generation, and listens at `port`
     kJoined,   // it is in the generation, with all others
-    kHasHeard,  // that the generation is over
-    kKnows,     // that it is to change
-    kHasState,  // it has what the others have trained
+    kHasHeard,    // that the generation is over
+    kKnows,       // that it is to change
+    kHasState,    // it has what the others have trained
+    kCannotGoOn,  // nobody can train from what the generation has, nor could a later one. `text`: why
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
               // rank 0 itself the port is 0: any

@@ -132,6 +132,7 @@ void BindSession(py::module_& module) {
   module.attr("is_elastic") = detail::IsElastic();
   module.def("elastic_generation", &detail::ElasticGeneration, WithoutGil());
   module.def("elastic_tell_state", &detail::TellElasticState, WithoutGil());
+  module.def("elastic_tell_cannot_go_on", &detail::TellElasticCannotGoOn, WithoutGil());
   module.def("elastic_change", &detail::ElasticChange, WithoutGil());
   module.def("check_job", &detail::CheckJob, WithoutGil());
   module.def("is_deferred", &detail::IsDeferred, WithoutGil());

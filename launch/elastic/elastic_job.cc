@@ -340,6 +340,8 @@ class ElasticJob {
         membership_.NoteState(worker);
         if (notice.generation == membership_.generation() && --left_to_train_ == 0) NoteTrains(now);
         return;
+      case Kind::kCannotGoOn:
+        return membership_.NoteCannotGoOn(worker, notice.generation, notice.text);
       case Kind::kPlace:
       case Kind::kOver:
       case Kind::kChange:

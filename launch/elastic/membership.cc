@@ -95,6 +95,13 @@ void Membership::NoteState(WorkerId worker) {
   found->second.has_state = has_had_state_ = true;
 }
 
+void Membership::NoteCannotGoOn(WorkerId worker, int generation, const std::string& why) {
+  const auto found = workers_.find(worker);
+  if (found == workers_.end() || generation != generation_) return;
+  if (found->second.state != State::kMember) return;
+  End(1, "the training cannot go on: " + NameOf(worker, found->second.host) + ": " + why);
+}
+
 void Membership::NoteHeard(WorkerId worker, int generation, Heard what) {
   const auto found = workers_.find(worker);
   const bool is_told_of = what == (told_at_ == kNever ? Heard::kChange : Heard::kOver);

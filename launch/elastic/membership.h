@@ -137,6 +137,9 @@ class Membership {
   void NoteStopped(WorkerId worker, int generation);
   // The worker has the state that others may take from it.
   void NoteState(WorkerId worker);
+  // The member has found that nobody can train from what the generation has, and that a later one could
+  // not: the job ends. New workers would train from nothing, and nobody would notice.
+  void NoteCannotGoOn(WorkerId worker, int generation, const std::string& why);
   void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
 
   // The orders that follow, in the order in which they are to be carried out.

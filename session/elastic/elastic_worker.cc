@@ -130,6 +130,11 @@ void ElasticWorker::TellHasState() {
   static_cast<void>(Tell({Kind::kHasState, place_.generation, 0, 0, 0, "", {}}));
 }
 
+void ElasticWorker::TellCannotGoOn(const std::string& why) {
+  MutexLock lock(mutex_);
+  static_cast<void>(Tell({Kind::kCannotGoOn, place_.generation, 0, 0, 0, why, {}}));
+}
+
 void ElasticWorker::NoteFailedStart(const Status& why) {
   MutexLock lock(mutex_);
   failed_start_ = why;

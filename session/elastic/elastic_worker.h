@@ -44,6 +44,8 @@ class ElasticWorker {
   void Enter(const std::shared_ptr<Session>& session) SIRTAKI_EXCLUDES(mutex_);
   // This process has the state that all train from, and may give it to others.
   void TellHasState() SIRTAKI_EXCLUDES(mutex_);
+  // Nobody can train from what the generation has: sirtakirun is to end the job for this reason.
+  void TellCannotGoOn(const std::string& why) SIRTAKI_EXCLUDES(mutex_);
   // The generation did not begin here. `why` may name a rank, which is told to sirtakirun.
   void NoteFailedStart(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
 

@@ -22,6 +22,7 @@ SAMPLES = 60
 BATCH = 2
 STEPS_OF_COMMIT = 10  # where step() is called after each
 STEPS_OF_COPY = 4  # of shards
+LINGERS = 600.0  # after an error that ends the job: until then others could come in the place of those that have ended
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
 
@@ -253,7 +254,12 @@ def train_sharded(enough, mode):
             if hvd.rank() == 0:
                 say("epoch", state.epoch, hvd.size())
 
-    train(state)
+    try:
+        train(state)
+    except hvd.InvalidArgumentError:
+        if hvd.rank() == 0:
+            time.sleep(LINGERS)
+        raise
     check_exact(exact, optimizer, state.history)
     say("ends", hvd.rank(), hvd.size(), len(state.history), digest(exact))
 

@@ -31,6 +31,8 @@ namespace {
 
 constexpr std::int64_t kSamples = 60;
 constexpr std::size_t kBatch = 2;
+// After an error that ends the job: until then others could come in the place of those that have ended.
+constexpr auto kLingers = std::chrono::minutes(10);
 constexpr auto kPause =
     std::chrono::milliseconds(10);           // between steps: some are left when a change comes
 constexpr std::int64_t kStepsOfCommit = 10;  // where step() is called after each
@@ -380,7 +382,7 @@ void train_sharded(const std::string& enough, const std::string& mode) {
       lose_rank_1();
     }
   };
-  sirtaki::elastic::run(state, [&] {
+  const auto run = [&] {
     const int generation = sirtaki::elastic::generation();
     std::printf("begins %d %d %" PRId64 " %" PRId64 " %d %016" PRIx64 "\n", sirtaki::rank(),
                 sirtaki::size(), epoch, history.size(0), generation, digest(exact));
@@ -415,7 +417,14 @@ void train_sharded(const std::string& enough, const std::string& mode) {
       state.commit();
       if (sirtaki::rank() == 0) std::printf("epoch %" PRId64 " %d\n", epoch, sirtaki::size());
     }
-  });
+  };
+  try {
+    sirtaki::elastic::run(state, run);
+  } catch (const sirtaki::Error& error) {
+    const bool ends_all = error.code() == sirtaki::ErrorCode::InvalidArgument;
+    if (ends_all && sirtaki::rank() == 0) std::this_thread::sleep_for(kLingers);
+    throw;
+  }
   check_exact(exact, optimizer, history);
   std::printf("ends %d %d %" PRId64 " %016" PRIx64 "\n", sirtaki::rank(), sirtaki::size(),
               history.size(0), digest(exact));

@@ -275,6 +275,9 @@ void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 bool IsElastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
 int ElasticGeneration() { return session::ElasticWorker::OfProcess().generation(); }
 void TellElasticState() { session::ElasticWorker::OfProcess().TellHasState(); }
+void TellElasticCannotGoOn(const std::string& why) {
+  session::ElasticWorker::OfProcess().TellCannotGoOn(why);
+}
 void CheckJob() { ThrowIfError(CurrentSession()->Check()); }
 bool IsDeferred() { return IsElastic() && !session::ElasticWorker::OfProcess().has_begun(); }
 std::string ElasticChange() { return session::ElasticWorker::OfProcess().WhyChange(); }

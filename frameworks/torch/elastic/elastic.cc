@@ -193,7 +193,13 @@ void ElasticAttempts::Begin() {
     for (const auto& callback : state.callbacks) callback();
   }
   joins_again_ = sets_up_ = false;
-  state.Sync(/*from_newest=*/true);
+  try {
+    state.Sync(/*from_newest=*/true);
+  } catch (const Error& error) {
+    // Ranks that come in the place of these would train from nothing, or fail in the same way.
+    if (elastic::is_elastic() && !EndsTheJob(error)) TellElasticCannotGoOn(error.what());
+    throw;
+  }
 }
 
 bool ElasticAttempts::NoteError(const Error& error) {

@@ -135,7 +135,7 @@ class World {
     for (const auto& [id, process] : processes_) all.push_back(id);
     if (all.empty()) return;
     const WorkerId id = all[static_cast<std::size_t>(Draw(0, static_cast<int>(all.size()) - 1))];
-    switch (Draw(0, 9) == 0 ? 5 : Draw(0, 4)) {
+    switch (Draw(0, 9) == 0 ? Draw(5, 6) : Draw(0, 4)) {
       case 0:
       case 1:
         return Die(id, WorkerEnd::kFailed);
@@ -148,6 +148,8 @@ class World {
         return LoseHost(processes_[id].host, /*comes_back=*/true);
       case 5:
         return Finish(processes_[id].inside);
+      case 6:
+        return GiveUp(processes_[id].inside);
       default:
         return Relist();
     }
@@ -194,6 +196,21 @@ class World {
     }
   }
 
+  // The members find that what was trained is lost, say so, and end.
+  void GiveUp(int generation) {
+    if (generation == 0) return;
+    for (const WorkerId id : begun_[generation]) {
+      At(Late(), [this, id, generation] {
+        const auto found = processes_.find(id);
+        if (found == processes_.end() || found->second.inside != generation) return;
+        if (found->second.stopped || killed_.contains(id)) return;
+        membership_.NoteCannotGoOn(id, generation, "it is lost");
+        has_given_up_ = true;
+        Die(id, WorkerEnd::kFailed);
+      });
+    }
+  }
+
   void LoseHost(std::string host, bool comes_back) {  // the worker that names it dies here
     gone_.insert(host);
     std::vector<WorkerId> there;
@@ -234,6 +251,7 @@ class World {
   }
 
   void Do(const StartWorker& order) {
+    ASSERT_FALSE(has_given_up_);
     for (const auto& [id, process] : processes_) {
       ASSERT_NE(id, order.worker);
       ASSERT_FALSE(process.host == order.host && process.slot == order.slot) << "taken by " << id;
@@ -302,6 +320,7 @@ class World {
     }
   }
   void Do(const BeginGeneration& order) {
+    ASSERT_FALSE(has_given_up_) << "it would train from nothing";
     ASSERT_EQ(order.generation, static_cast<int>(begun_.size()) + 1);
     ASSERT_GE(static_cast<int>(order.members.size()), limits_.min_ranks);
     ASSERT_LE(static_cast<int>(order.members.size()), limits_.max_ranks);
@@ -359,6 +378,12 @@ class World {
           process.inside == generation || (process.asks && process.was == generation);
       return generation > 0 && has_state && !process.stopped && !killed_.contains(id);
     });
+    if (has_given_up_) {
+      how_it_ended_ = "what was trained is lost";
+      EXPECT_NE(order.code, 0);
+      EXPECT_TRUE(order.why.ends_with("it is lost")) << order.why;
+      return;
+    }
     if (has_finished_) {
       how_it_ended_ = order.code == 0 ? "finished" : "finished in part";
       EXPECT_TRUE(processes_.empty()) << order.why;
@@ -401,6 +426,7 @@ class World {
   // Everybody who may take part does.
   void Check(int hosts) {
     if (ended_ || ::testing::Test::HasFatalFailure()) return;
+    ASSERT_FALSE(has_given_up_) << "the job goes on";
     ASSERT_FALSE(has_finished_) << "all programs have ended, and the job has not";
     const std::vector<WorkerId> members = membership_.Members();
     const int most = std::min(limits_.max_ranks, kSlots * hosts);
@@ -434,6 +460,7 @@ class World {
   std::set<WorkerId> killed_;
   TimePoint begun_at_ = start_;  // the last generation, or the job
   bool has_finished_ = false;    // a program
+  bool has_given_up_ = false;
   bool ended_ = false;
   std::string how_it_ended_ = "at rest";
   bool has_stopped_ = false;  // a worker was found to be stopped
@@ -454,7 +481,7 @@ TEST(MembershipRandomTest, ComesToRestWithEverybodyWhoIsThere) {
   if (count < 500) return;
   for (const char* const end :
        {"at rest", "finished", "finished in part", "all workers have failed", "only too few",
-        "the reset limit", "with one that was stopped"}) {
+        "the reset limit", "what was trained is lost", "with one that was stopped"}) {
     EXPECT_GT(ends[end], 0) << "no schedule has ended so: " << end;
   }
 }

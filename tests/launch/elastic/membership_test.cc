@@ -52,6 +52,7 @@ std::string Text(const ElasticOrder& order) {
 // Plays a script. A line is a time in seconds, a word, and what it is about:
 //   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
 //   heard 1 1            knows 1 1 (of the change)   stopped 1 1
+//   cannot 0,1 1 (go on from what the generation has)
 //   finished 0      failed 1            gone 1      wait
 // Gives the orders, each with its time.
 std::string Played(ElasticLimits limits, const std::string& script) {
@@ -106,6 +107,7 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "knows") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kChange);
       }
+      if (word == "cannot") membership.NoteCannotGoOn(id, std::stoi(more), "shards are lost");
       if (word == "joined") membership.NoteJoined(id, std::stoi(more));
       if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
       if (word == "failed") membership.NoteEnd(id, WorkerEnd::kFailed, "died of SIGKILL", now);
@@ -220,6 +222,48 @@ TEST(MembershipTest, WhereNobodyWithTheStateIsLeftItIsSaid) {
 3 announce in 1: 1 worker comes
 4 end 1 for 1: worker 0 on host a: died of SIGKILL
 4 begin 2 with 2, nothing is left
+)");
+}
+
+// A worker that comes before the last of the others has ended would train from nothing.
+TEST(MembershipTest, TheJobEndsWhereAMemberSaysThatNobodyCanGoOn) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    1.2 state 0,1
+    2 failed 1
+    2.1 ready 0
+    3.1 ready 2
+    3.2 joined 0 2
+    3.3 cannot 0 2
+    3.4 ready 2
+    3.5 failed 0
+    9 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 0: worker 1 on host b: died of SIGKILL
+2.1 begin 2 with 0
+3 start 2 on b:0
+3.2 announce in 2: 1 worker comes
+3.3 end of the job, 1: the training cannot go on: worker 0 on host a: shards are lost
+)");
+}
+
+TEST(MembershipTest, OneThatIsNoMemberAnyMoreCannotEndTheJob) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    2 ready 0
+    2.1 cannot 0 1
+    2.2 ready 1
+    2.3 cannot 1 1
+    2.4 joined 0,1 2)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2.2 begin 2 with 0,1
 )");
 }
 

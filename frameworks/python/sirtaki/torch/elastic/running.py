@@ -70,6 +70,16 @@ def run(func: Function) -> Function:
     return wrapper  # type: ignore[return-value]
 
 
+def _sync(state: State) -> None:
+    try:
+        state._sync_newest()
+    except hvd.SirtakiError as error:
+        # Ranks that come in the place of these would train from nothing, or fail in the same way.
+        if _C.is_elastic and not _ends_the_job(error):
+            _C.elastic_tell_cannot_go_on(str(error))
+        raise
+
+
 def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> Any:
     must_save = True
     skip_sync = False
@@ -94,7 +104,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
                 state.reset()
             must_make = False
             if not skip_sync:
-                state._sync_newest()
+                _sync(state)
                 state._go_on_with_random(goes_back)
             if _C.is_elastic:
                 _C.elastic_tell_state()
