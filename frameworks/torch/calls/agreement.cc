@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -55,19 +56,26 @@ std::vector<std::string> Split(const std::string& text) {
 }
 
 // Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
-// their order. `name` must be free.
+// their order. `name` must be free. `numbers`: this rank's, which goes with it; then those of all ranks.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
-                                       const SessionSet& set, std::chrono::milliseconds timeout) {
-  at::Tensor digest = at::empty({1, 2}, at::kLong);
-  digest.mutable_data_ptr<std::int64_t>()[0] =
-      static_cast<std::int64_t>(core::Digest(text.data(), text.size()));
-  digest.mutable_data_ptr<std::int64_t>()[1] = static_cast<std::int64_t>(text.size());
-  const at::Tensor digests = AllGatherBlocking(digest, name, set, timeout);
-  const std::int64_t* values = digests.const_data_ptr<std::int64_t>();
-  const std::int64_t size = digests.size(0);
+                                       const SessionSet& set, std::chrono::milliseconds timeout,
+                                       std::vector<std::int64_t>* numbers = nullptr) {
+  std::vector<std::int64_t> row = {
+      static_cast<std::int64_t>(core::Digest(text.data(), text.size())),
+      static_cast<std::int64_t>(text.size())};
+  if (numbers != nullptr) row.push_back(numbers->front());
+  const std::size_t columns = row.size();
+  const at::Tensor rows = AllGatherBlocking(
+      at::tensor(row, at::kLong).view({1, static_cast<std::int64_t>(columns)}), name, set, timeout);
+  const std::int64_t* values = rows.const_data_ptr<std::int64_t>();
+  const auto size = static_cast<std::size_t>(rows.size(0));
   bool equal = true;
-  for (std::int64_t rank = 1; rank < size; ++rank) {
-    equal &= values[2 * rank] == values[0] && values[2 * rank + 1] == values[1];
+  for (std::size_t rank = 1; rank < size; ++rank) {
+    equal &= values[columns * rank] == values[0] && values[columns * rank + 1] == values[1];
+  }
+  if (numbers != nullptr) {
+    numbers->clear();
+    for (std::size_t rank = 0; rank < size; ++rank) numbers->push_back(values[columns * rank + 2]);
   }
   if (equal) return {};
 
@@ -76,12 +84,19 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   const at::Tensor all = AllGatherBlocking(bytes, name + "/texts", set, timeout);
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
-  for (std::int64_t rank = 0; rank < size; ++rank) {
-    const auto length = static_cast<std::size_t>(values[2 * rank + 1]);
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const auto length = static_cast<std::size_t>(values[columns * rank + 1]);
     texts.emplace_back(length == 0 ? std::string() : std::string(from, length));
     from += length;
   }
   return texts;
+}
+
+[[noreturn]] void ThrowDifference(const std::string& what,
+                                  const std::vector<std::vector<std::string>>& lists,
+                                  const SessionSet& set) {
+  ThrowStatus(
+      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, set.ranks())));
 }
 
 }  // namespace
@@ -109,13 +124,25 @@ std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
   return lists;
 }
 
+std::vector<std::int64_t> AgreeAndGather(const std::string& what,
+                                         const std::vector<std::string>& list, std::int64_t mine,
+                                         const SessionSet& set) {
+  std::vector<std::int64_t> numbers = {mine};
+  if (set.size() == 1) return numbers;
+  const auto texts = ExchangeTexts("sirtaki/" + what, Join(list), set, {}, &numbers);
+  if (!texts.empty()) {
+    std::vector<std::vector<std::string>> lists;
+    for (const std::string& text : texts) lists.push_back(Split(text));
+    ThrowDifference(what, lists, set);
+  }
+  return numbers;
+}
+
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const SessionSet& set,
                  std::chrono::milliseconds timeout) {
   const auto lists = ExchangeLists(what, list, error, set, timeout);
-  if (lists.empty()) return;
-  ThrowStatus(
-      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, set.ranks())));
+  if (!lists.empty()) ThrowDifference(what, lists, set);
 }
 
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks) {

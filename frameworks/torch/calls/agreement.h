@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,11 @@ void AgreeOnErrors(const std::string& what, const std::string& error, const Sess
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const SessionSet& set,
                  std::chrono::milliseconds timeout = {});
+
+// Does the same, and returns what each rank has given in `mine`, in their order, by the same all-gather.
+std::vector<std::int64_t> AgreeAndGather(const std::string& what,
+                                         const std::vector<std::string>& list, std::int64_t mine,
+                                         const SessionSet& set);
 
 // Compares as AgreeOnList does, but gives the lists of all ranks if they differ, and nothing if
 // they are equal.

@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "frameworks/torch/calls/pending_tensor.h"
@@ -27,12 +28,40 @@ at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
   return PendingTensor::Start(std::move(call), set.session)->Synchronize();
 }
 
-void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
-                              const SessionSet& set) {
+namespace {
+
+TensorCall BroadcastInPlace(const at::Tensor& tensor, int root_rank, const std::string& name,
+                            const SessionSet& set) {
   TensorCall call = OwnCall(core::OpKind::kBroadcast, tensor, name, set);
   call.in_place = true;
   call.root = root_rank;
-  PendingTensor::Start(std::move(call), set.session)->Synchronize();
+  return call;
+}
+
+}  // namespace
+
+void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
+                              const SessionSet& set) {
+  PendingTensor::Start(BroadcastInPlace(tensor, root_rank, name, set), set.session)->Synchronize();
+}
+
+void PendingBroadcasts::Start(const at::Tensor& tensor, int root_rank, const std::string& name,
+                              const SessionSet& set) {
+  TensorCall call = BroadcastInPlace(tensor, root_rank, name, set);
+  call.will_wait = false;
+  pending_.push_back(PendingTensor::Start(std::move(call), set.session));
+}
+
+void PendingBroadcasts::Wait() {
+  std::exception_ptr first_error;
+  for (const auto& one : std::exchange(pending_, {})) {
+    try {
+      one->Synchronize();
+    } catch (...) {
+      if (!first_error) first_error = std::current_exception();
+    }
+  }
+  if (first_error) std::rethrow_exception(first_error);
 }
 
 std::string PartName(const std::string& name, const std::string& part) {

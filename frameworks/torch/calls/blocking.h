@@ -6,7 +6,9 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "frameworks/torch/calls/pending.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/session_set.h"
 
@@ -22,6 +24,18 @@ at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
                              const SessionSet& set, std::chrono::milliseconds timeout = {});
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
                               const SessionSet& set);
+
+// Broadcasts in place that are under way at once. All are waited for before the first error is thrown, so
+// that no rank leaves another waiting.
+class PendingBroadcasts {
+ public:
+  void Start(const at::Tensor& tensor, int root_rank, const std::string& name,
+             const SessionSet& set);
+  void Wait();
+
+ private:
+  std::vector<std::shared_ptr<Pending>> pending_;
+};
 
 // The key of the part of a call that has several: an unnamed call's parts are all unnamed.
 std::string PartName(const std::string& name, const std::string& part);

@@ -1,5 +1,6 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
+#include <torch/serialize.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -11,7 +12,6 @@
 #include "core/base/text.h"
 #include "sirtaki/detail/elastic_parts.h"
 #include "sirtaki/objects.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki::detail {
 
@@ -48,13 +48,17 @@ ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value) {
   part.commit = make_copy();
   part.step = make_copy();
   part.tensors = [&value] { return std::vector<at::Tensor>{value}; };
-  part.sync = [&value, copy, key = ElasticKey(part)](int root) {
-    // The root's device may be none of this rank's; a list may be empty.
+  // The root's device may be none of this rank's; a list may be empty.
+  part.save = [&value, copy](const WriteBytes& write) {
+    std::vector<at::Tensor> list;
+    if (value.defined()) list.push_back(copy(value, c10::kCPU));
+    torch::save(list, write);
+  };
+  part.load = [&value, copy](const ReadBytes& read, const std::function<std::size_t()>& size) {
     const c10::Device device = value.defined() ? value.device() : c10::Device(c10::kCPU);
     std::vector<at::Tensor> list;
-    if (value.defined() && rank() == root) list.push_back(copy(value, c10::kCPU));
-    list = broadcast_object(list, root, key);
-    if (rank() != root) value = list.empty() ? at::Tensor() : copy(list.front(), device);
+    torch::load(list, read, size);
+    value = list.empty() ? at::Tensor() : copy(list.front(), device);
   };
   return part;
 }
@@ -94,13 +98,9 @@ void LoadOnCpu(c10::IValue& value, const ReadBytes& read, const SizeOf& size) {
 }
 
 template <class T>
-void SyncTensors(T& value, int root, const std::string& key) {
-  if (rank() == root) return BroadcastSaved(Saver(value), nullptr, root, key, {});
+void TakeTensors(T& value, const ReadBytes& read, const SizeOf& size) {
   T received;
-  BroadcastSaved(
-      nullptr,
-      [&received](const ReadBytes& read, const SizeOf& size) { LoadOnCpu(received, read, size); },
-      root, key, {});
+  LoadOnCpu(received, read, size);
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> before = TensorsOf(value);
   std::vector<at::Tensor> now = TensorsOf(received);
@@ -119,11 +119,11 @@ void SyncTensors(T& value, int root, const std::string& key) {
 
 }  // namespace
 
-void ElasticSync(std::vector<at::Tensor>& value, int root, const std::string& key) {
-  SyncTensors(value, root, key);
+void ElasticTake(std::vector<at::Tensor>& value, const ReadBytes& read, const SizeOf& size) {
+  TakeTensors(value, read, size);
 }
-void ElasticSync(c10::IValue& value, int root, const std::string& key) {
-  SyncTensors(value, root, key);
+void ElasticTake(c10::IValue& value, const ReadBytes& read, const SizeOf& size) {
+  TakeTensors(value, read, size);
 }
 
 }  // namespace sirtaki::detail

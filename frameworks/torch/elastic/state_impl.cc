@@ -11,6 +11,7 @@
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/archive_broadcast.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
@@ -255,7 +256,7 @@ void State::Impl::ReceiveShards(const detail::ShardCopies::Boundary& boundary) c
     }
     for (std::size_t i = 0; i < sharded.size(); ++i) {
       if (saved[i].empty()) {  // of an optimizer that has made no step
-        if (shard == 0) sharded[i]->sync(boundary.root);
+        if (shard == 0) Give({sharded[i]}, boundary.root);
         continue;
       }
       if (shard == 0) sharded[i]->shards.begin();
@@ -265,30 +266,52 @@ void State::Impl::ReceiveShards(const detail::ShardCopies::Boundary& boundary) c
   }
 }
 
-// The boundary of a state that each rank has all of.
-detail::ShardCopies::Boundary State::Impl::BoundaryOf(bool from_newest) const {
-  const at::Tensor places =
-      allgather(at::full({1}, place, at::kLong), AllgatherOptions().name("sirtaki/elastic place"));
-  const auto* const begin = places.const_data_ptr<std::int64_t>();
-  const auto root = from_newest ? std::max_element(begin, begin + places.numel()) - begin : 0;
-  return {begin[root], static_cast<int>(root), 0};
+// Compares what the ranks have, and returns the boundary that they go on from.
+detail::ShardCopies::Boundary State::Impl::Agree(bool from_newest) {
+  std::vector<std::string> lines;
+  for (const ElasticPart& part : parts) {
+    lines.push_back(part.name + part.type);
+    for (const std::string& line : part.describe ? part.describe() : std::vector<std::string>()) {
+      lines.push_back(part.name + ": " + line);
+    }
+  }
+  const std::vector<std::int64_t> places =
+      detail::AgreeAndGather("elastic::State", lines, place, detail::CurrentSession());
+  if (from_newest && HasShards()) return copies.Agree(place);
+  const auto root = from_newest ? std::max_element(places.begin(), places.end()) : places.begin();
+  return {*root, static_cast<int>(root - places.begin()), 0};
+}
+
+// Gives all ranks what the root has of these parts. Collective.
+void State::Impl::Give(const std::vector<const ElasticPart*>& given, int root) const {
+  std::vector<detail::SavedPart> saved;
+  std::vector<at::Tensor> in_place;
+  Tensors seen;
+  for (const ElasticPart* const part : given) {
+    if (part->save) saved.push_back({part->save, part->load});
+    if (!part->in_place) continue;
+    for (const at::Tensor& tensor : part->in_place()) {
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) in_place.push_back(tensor);
+    }
+  }
+  detail::BroadcastTogether(saved, in_place, root, "elastic::State", detail::CurrentSession());
+  if (rank() != root || size() == 1) return;
+  for (const ElasticPart* const part : given) {
+    if (part->given) part->given();
+  }
 }
 
 void State::Impl::Sync(bool from_newest) {
-  const auto session = detail::CurrentSession();
-  detail::ThrowIfError(session->Check());
-  std::vector<std::string> lines;
-  for (const ElasticPart& part : parts) lines.push_back(part.name + part.type);
-  detail::AgreeOnList("elastic::State", lines, "", session);
-  const bool takes_shards = from_newest && HasShards();
-  const detail::ShardCopies::Boundary boundary =
-      takes_shards ? copies.Agree(place) : BoundaryOf(from_newest);
+  detail::ThrowIfError(detail::CurrentSession()->Check());
+  const detail::ShardCopies::Boundary boundary = Agree(from_newest);
   const bool is_at_step = IsAtStep();
   is_receiving = rank() != boundary.root;
   try {
+    std::vector<const ElasticPart*> given;
     for (const ElasticPart& part : parts) {
-      if (boundary.shards == 0 || !part.shards.save) part.sync(boundary.root);
+      if (boundary.shards == 0 || !part.shards.save) given.push_back(&part);
     }
+    Give(given, boundary.root);
     if (boundary.shards > 0) ReceiveShards(boundary);
   } catch (...) {
     // What the root has sent is marked as written to, and is what it was.

@@ -46,7 +46,8 @@ struct State::Impl {
   bool IsAtStep() const;
   // Goes back to the last step() if no parameter has changed since, else to the last commit().
   void GoBack();
-  detail::ShardCopies::Boundary BoundaryOf(bool from_newest) const;
+  detail::ShardCopies::Boundary Agree(bool from_newest);
+  void Give(const std::vector<const detail::ElasticPart*>& given, int root) const;
   void Sync(bool from_newest);
   // Draws go on where a loss has brought the training back to. A rank that has received a later place
   // had made its draws before that.

@@ -11,11 +11,14 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/base/text.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
+#include "frameworks/torch/state/archive_broadcast.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/sharded_state.h"
+#include "frameworks/torch/state/tensor_split.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
-#include "sirtaki/broadcast.h"
 #include "sirtaki/data_parallel.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/gradient_reducer.h"
@@ -293,23 +296,19 @@ ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save&
   part.name = detail::ElasticName(kind, name);
   part.commit = CopyOfArchive(save, load);
   part.step = CopyOfArchive(save, load);
-  part.sync = [save, load, key = detail::ElasticKey(part)](int root) {
-    detail::BroadcastSaved(
-        [&save](const detail::WriteBytes& write) {
-          OutputArchive archive;
-          save(archive);
-          archive.save_to(write);
-        },
-        [&load](const detail::ReadBytes& read, const std::function<std::size_t()>& bytes) {
-          InputArchive archive;
-          archive.load_from(read, bytes, c10::kCPU);
-          load(archive);
-        },
-        root, key, {});
-    // Loading may drop something, as a GradScaler drops what its ranks have agreed on: the root loads
-    // its own, too.
-    if (rank() == root && size() > 1) LoadBytes(load, BytesOf(save));
+  part.save = [save](const detail::WriteBytes& write) {
+    OutputArchive archive;
+    save(archive);
+    archive.save_to(write);
   };
+  part.load = [load](const detail::ReadBytes& read, const std::function<std::size_t()>& bytes) {
+    InputArchive archive;
+    archive.load_from(read, bytes, c10::kCPU);
+    load(archive);
+  };
+  // Loading may drop something, as a GradScaler drops what its ranks have agreed on: the root loads
+  // its own, too.
+  part.given = [save, load] { LoadBytes(load, BytesOf(save)); };
   return part;
 }
 
@@ -328,12 +327,19 @@ ElasticPart PartOfModel(const std::string& name, torch::nn::Module& module,
   part.name = detail::ElasticName("model", name);
   part.commit = CopyOfModule(module, part.name, nullptr);
   part.step = CopyOfModule(module, part.name, not_in_steps);
-  part.tensors = [&module] {
+  part.tensors = part.in_place = [&module] {
     std::vector<at::Tensor> tensors;
     for (const auto& [_, tensor] : TensorsOf(module)) tensors.push_back(tensor);
     return tensors;
   };
-  part.sync = [&module](int root) { broadcast_parameters(module, root); };
+  part.describe = [&module] {
+    std::vector<std::string> lines;
+    for (const auto& [key, tensor] : TensorsOf(module)) {
+      lines.push_back(core::Quoted(key) + " " + detail::TypeAndShape(tensor) +
+                      detail::SplitText(tensor));
+    }
+    return lines;
+  };
   for (const auto* const synchronizer : SynchronizersIn(module)) {
     CheckMayChange(part.name, synchronizer->options().gradients());
   }
@@ -357,7 +363,11 @@ ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& op
   ElasticPart part = PartOfArchive("optimizer", name, save, load);
   part.step = CopyOfOptions(optimizer);
   part.tensors = [&optimizer] { return ParametersOf(optimizer); };
-  part.sync = [&optimizer](int root) { broadcast_optimizer_state(optimizer, root); };
+  part.describe = [&optimizer] { return detail::DescribeForRanks(optimizer); };
+  const detail::SavedPart for_ranks = detail::PartForRanks(optimizer);
+  part.save = for_ranks.save;
+  part.load = for_ranks.load;
+  part.given = nullptr;
   detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
   if (reducer != nullptr) {
     CheckMayChange(part.name, reducer->options());

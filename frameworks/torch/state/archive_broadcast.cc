@@ -1,7 +1,9 @@
 #include "frameworks/torch/state/archive_broadcast.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,9 +15,11 @@
 
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/state/chunk_stream.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
+#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -42,6 +46,13 @@ class Reader {
     for (const Hole& hole : skeleton.holes) {
       filled_before_.push_back(before);
       before += hole.bytes;
+    }
+  }
+
+  // Passes by what was not read.
+  void Finish() {
+    for (; next_ < skeleton_.holes.size(); ++next_) {
+      stream_.Receive(nullptr, skeleton_.holes[next_].bytes);
     }
   }
 
@@ -121,6 +132,11 @@ struct Header {
   std::int64_t holes = 0;
   std::int64_t total = 0;
 };
+constexpr auto kHeaderBytes = static_cast<std::int64_t>(sizeof(Header));
+
+std::int64_t PackedBytes(const Header& header) {
+  return header.holes * static_cast<std::int64_t>(sizeof(Hole)) + header.bytes;
+}
 
 Header BroadcastHeader(const Skeleton& skeleton, int root_rank, const std::string& name,
                        const SessionSet& set) {
@@ -152,10 +168,42 @@ Skeleton Unpack(const at::Tensor& packed, const Header& header) {
   return skeleton;
 }
 
+// The skeletons of several archives as one row of bytes: the numbers of each, then what Pack makes.
+at::Tensor PackAll(const std::vector<Skeleton>& skeletons) {
+  std::vector<at::Tensor> rows;
+  for (const Skeleton& one : skeletons) {
+    const Header header{static_cast<std::int64_t>(one.bytes.size()),
+                        static_cast<std::int64_t>(one.holes.size()),
+                        static_cast<std::int64_t>(one.total)};
+    at::Tensor row = at::empty({PackedBytes(header) + kHeaderBytes}, at::kByte);
+    std::memcpy(row.mutable_data_ptr(), &header, sizeof header);
+    Pack(one, row.narrow(0, kHeaderBytes, PackedBytes(header)));
+    rows.push_back(std::move(row));
+  }
+  return rows.empty() ? at::empty({0}, at::kByte) : at::cat(rows);
+}
+
+std::vector<Skeleton> UnpackAll(const at::Tensor& packed, std::size_t count) {
+  std::vector<Skeleton> skeletons;
+  std::int64_t at = 0;
+  while (skeletons.size() < count) {
+    Header header;
+    std::memcpy(&header, static_cast<const char*>(packed.const_data_ptr()) + at, sizeof header);
+    at += kHeaderBytes;
+    skeletons.push_back(Unpack(packed.narrow(0, at, PackedBytes(header)), header));
+    at += PackedBytes(header);
+  }
+  return skeletons;
+}
+
 // Fills the stream while the archive writes itself again. Why it could not; empty if it could.
 std::string SendHoles(const SaveTo& save, const Skeleton& skeleton, ChunkStream& stream) {
   std::uint64_t offset = 0;
   auto hole = skeleton.holes.begin();
+  // What comes behind it has its place, whatever becomes of it.
+  const Scope rest([&] {
+    for (; hole != skeleton.holes.end(); ++hole) stream.Send(nullptr, hole->bytes);
+  });
   try {
     save([&](const void* from, std::size_t bytes) {
       if (hole != skeleton.holes.end() && hole->offset == offset && hole->bytes == bytes) {
@@ -174,6 +222,7 @@ std::string SendHoles(const SaveTo& save, const Skeleton& skeleton, ChunkStream&
 
 std::string LoadHoles(const LoadFrom& load, const Skeleton& skeleton, ChunkStream& stream) {
   Reader reader(skeleton, stream);
+  const Scope rest([&reader] { reader.Finish(); });
   try {
     load([&reader](std::uint64_t offset, void* to,
                    std::size_t bytes) { return reader.Read(offset, to, bytes); },
@@ -230,8 +279,7 @@ void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
   std::optional<ChunkStream> stream;
   if (error.empty()) {
     try {
-      packed = at::empty({header.holes * static_cast<std::int64_t>(sizeof(Hole)) + header.bytes},
-                         at::kByte);
+      packed = at::empty({PackedBytes(header)}, at::kByte);
       stream.emplace(static_cast<std::uint64_t>(header.total - header.bytes), root_rank,
                      PartName(name, "tensors"), set);
     } catch (const std::exception& failure) {
@@ -246,6 +294,47 @@ void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
   packed = at::Tensor();
   error = is_root ? SendHoles(save, skeleton, *stream) : LoadHoles(load, skeleton, *stream);
   stream->Finish();
+  AgreeOnErrors(call, error, set);
+}
+
+void BroadcastTogether(const std::vector<SavedPart>& parts, const std::vector<at::Tensor>& tensors,
+                       int root_rank, const std::string& call, const SessionSet& set) {
+  if (set.size() == 1) return;
+  const bool is_root = set.rank() == root_rank;
+  const std::string name = "sirtaki/" + call;
+  std::string error;
+  std::vector<Skeleton> skeletons;
+  if (is_root) {
+    try {
+      for (const SavedPart& part : parts) skeletons.push_back(Survey(part.save));
+    } catch (...) {
+      error = "cannot be saved: " + TextOfCurrent();
+    }
+  }
+  // The others give nothing, and learn how much the root gives from the call itself: nothing is an error.
+  at::Tensor packed = AllGatherBlocking(
+      is_root && error.empty() ? at::cat({at::ones({1}, at::kByte), PackAll(skeletons)})
+                               : at::empty({0}, at::kByte),
+      PartName(name, "skeletons"), set);
+  if (packed.numel() == 0) return AgreeOnErrors(call, error, set);
+  if (!is_root) skeletons = UnpackAll(packed.narrow(0, 1, packed.numel() - 1), parts.size());
+  packed = at::Tensor();
+
+  TakeSlots(tensors, *set.session);
+  std::uint64_t bytes = 0;
+  for (const Skeleton& one : skeletons) bytes += one.total - one.bytes.size();
+  ChunkStream stream(bytes, root_rank, PartName(name, "saved"), set);
+  PendingBroadcasts pending;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    pending.Start(tensors[i], root_rank, PartName(name, "tensor " + std::to_string(i)), set);
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::string wrong = is_root ? SendHoles(parts[i].save, skeletons[i], stream)
+                                : LoadHoles(parts[i].load, skeletons[i], stream);
+    if (error.empty()) error = std::move(wrong);
+  }
+  stream.Finish();
+  pending.Wait();
   AgreeOnErrors(call, error, set);
 }
 

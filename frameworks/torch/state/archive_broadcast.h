@@ -8,6 +8,8 @@
 // give for the tensors they make.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,6 +17,10 @@
 
 #include "frameworks/torch/session/session_set.h"
 #include "sirtaki/objects.h"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace sirtaki::detail {
 
@@ -40,5 +46,25 @@ Skeleton Survey(const SaveTo& save);
 // ranks throw as InvalidArgument. With one rank neither is called.
 void BroadcastArchive(const SaveTo& save, const LoadFrom& load, int root_rank,
                       const std::string& call, const std::string& name, const SessionSet& set);
+
+// One of several archives that are given at once: `save` writes it on the root, and `load` takes it on the
+// others. Bytes that are no archive travel as they are.
+struct SavedPart {
+  SaveTo save;
+  LoadFrom load;
+};
+
+// Does so for several archives, in their order, and for tensors, into which the root's are written. Waits
+// three times: for the skeletons of all, for all the rest, and for errors, which all ranks throw. `call`
+// is the name of all keys, too.
+void BroadcastTogether(const std::vector<SavedPart>& parts, const std::vector<at::Tensor>& tensors,
+                       int root_rank, const std::string& call, const SessionSet& set);
+
+// Returns what ranks compare before one gives its optimizer's state to the others.
+std::vector<std::string> DescribeForRanks(const torch::optim::Optimizer& optimizer);
+
+// Returns how one rank gives its optimizer's state to the others: as SaveOptimizer and LoadOptimizer, but of a sharded
+// one that has made a step the options alone. `optimizer` must outlive it.
+SavedPart PartForRanks(torch::optim::Optimizer& optimizer);
 
 }  // namespace sirtaki::detail

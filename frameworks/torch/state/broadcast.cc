@@ -3,14 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <exception>
-#include <memory>
 #include <utility>
 
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
-#include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/named_parameters.h"
 #include "frameworks/torch/state/tensor_split.h"
@@ -20,18 +17,7 @@
 namespace sirtaki {
 namespace {
 
-using detail::PendingTensor;
 using detail::SessionSet;
-using detail::TensorCall;
-
-std::shared_ptr<PendingTensor> StartBroadcast(const at::Tensor& tensor, int root_rank,
-                                              const std::string& name, const SessionSet& set) {
-  TensorCall call = detail::OwnCall(core::OpKind::kBroadcast, tensor, name, set);
-  call.will_wait = false;
-  call.in_place = true;
-  call.root = root_rank;
-  return PendingTensor::Start(std::move(call), set.session);
-}
 
 // What this rank has, for the comparison. A wrong root on one rank is a difference like any other.
 std::vector<std::string> Describe(const NamedTensors& list, int root_rank) {
@@ -51,21 +37,12 @@ void BroadcastAll(const NamedTensors& list, int root_rank, const ProcessSet& pro
   detail::AgreeOnList("broadcast_parameters", Describe(list, root_rank), "", set);
   detail::CheckRoot(root_rank, set);
   if (set.size() == 1) return;
-  std::vector<std::shared_ptr<PendingTensor>> pending;
+  detail::PendingBroadcasts pending;
   for (const auto& [name, tensor] : list) {
     if (!tensor.defined()) continue;
-    pending.push_back(StartBroadcast(tensor, root_rank, "broadcast_parameters/" + name, set));
+    pending.Start(tensor, root_rank, "broadcast_parameters/" + name, set);
   }
-  // All are waited for before the first error is thrown, so that no rank leaves another waiting.
-  std::exception_ptr first_error;
-  for (const auto& one : pending) {
-    try {
-      one->Synchronize();
-    } catch (...) {
-      if (!first_error) first_error = std::current_exception();
-    }
-  }
-  if (first_error) std::rethrow_exception(first_error);
+  pending.Wait();
 }
 
 }  // namespace

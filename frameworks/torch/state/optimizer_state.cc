@@ -3,11 +3,9 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
-#include <utility>
 #include <vector>
 
 #include "frameworks/torch/calls/agreement.h"
@@ -22,16 +20,6 @@
 
 namespace sirtaki {
 namespace {
-
-// What has to agree before the state of one rank can be that of another.
-std::vector<std::string> Describe(const torch::optim::Optimizer& optimizer, int root_rank) {
-  std::vector<std::string> lines = {"root rank " + std::to_string(root_rank),
-                                    c10::demangle(typeid(optimizer).name())};
-  for (std::string& line : detail::DescribeOptimizer(optimizer, &detail::SplitText)) {
-    lines.push_back(std::move(line));
-  }
-  return lines;
-}
 
 // Where the ranks have the state in shards, there is nothing of it that one could give the others.
 void SaveOptions(const torch::optim::Optimizer& optimizer,
@@ -59,38 +47,55 @@ bool LoadOptions(torch::optim::Optimizer& optimizer, torch::serialize::InputArch
 
 }  // namespace
 
+namespace detail {
+
+std::vector<std::string> DescribeForRanks(const torch::optim::Optimizer& optimizer) {
+  std::vector<std::string> lines = DescribeOptimizer(optimizer, &SplitText);
+  lines.insert(lines.begin(), c10::demangle(typeid(optimizer).name()));
+  return lines;
+}
+
+SavedPart PartForRanks(torch::optim::Optimizer& optimizer) {
+  const auto is_sharded = [&optimizer] {
+    const GradientReducer* const reducer = ReducerOf(optimizer);
+    return reducer != nullptr && reducer->has_sharded_state();
+  };
+  SavedPart part;
+  part.save = [&optimizer, is_sharded](const WriteBytes& write) {
+    torch::serialize::OutputArchive saved;
+    is_sharded() ? SaveOptions(optimizer, saved) : SaveOptimizer(optimizer, saved);
+    saved.save_to(write);
+  };
+  part.load = [&optimizer, is_sharded](const ReadBytes& read,
+                                       const std::function<std::size_t()>& size) {
+    const GradientReducer* const reducer = ReducerOf(optimizer);
+    // Before the new state takes its memory, unless the root may give none.
+    if (reducer == nullptr || !reducer->is_sharded()) optimizer.state().clear();
+    torch::serialize::InputArchive archive;
+    // The state is loaded on the CPU, not where it was: the root's GPU may be none of this rank's.
+    archive.load_from(read, size, c10::kCPU);
+    if (!LoadOptions(optimizer, archive)) return LoadOptimizer(optimizer, archive);
+    if (is_sharded()) return;
+    throw std::runtime_error(
+        "the root has the state of its shards only, as it is after a step, and this rank has state "
+        "of whole parameters: load it on all ranks, or on the root");
+  };
+  return part;
+}
+
+}  // namespace detail
+
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set) {
   const std::string call = "broadcast_optimizer_state";
   const detail::SessionSet set = detail::SetOf(process_set);
   detail::ThrowIfError(set.session->Check());
-  detail::AgreeOnList(call, Describe(optimizer, root_rank), "", set);
-
-  const detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
-  const bool is_sharded = reducer != nullptr && reducer->has_sharded_state();
-  const bool may_be_sharded = reducer != nullptr && reducer->is_sharded();
-  std::optional<torch::serialize::OutputArchive> saved;
-  const auto save = [&](const detail::WriteBytes& write) {
-    if (!saved) {
-      saved.emplace();
-      is_sharded ? SaveOptions(optimizer, *saved) : detail::SaveOptimizer(optimizer, *saved);
-    }
-    saved->save_to(write);
-  };
-  const auto load = [&](const detail::ReadBytes& read, const std::function<std::size_t()>& size) {
-    // Before the new state takes its memory, unless the root may give none.
-    if (!may_be_sharded) optimizer.state().clear();
-    torch::serialize::InputArchive archive;
-    // The state is loaded on the CPU, not where it was: the root's GPU may be none of this rank's.
-    archive.load_from(read, size, c10::kCPU);
-    if (!LoadOptions(optimizer, archive)) return detail::LoadOptimizer(optimizer, archive);
-    if (is_sharded) return;
-    throw std::runtime_error(
-        "the root has the state of its shards only, as it is after a step, and this rank has state "
-        "of "
-        "whole parameters: load it on all ranks, or on the root");
-  };
-  detail::BroadcastArchive(save, load, root_rank, call, "sirtaki/" + call + "/state", set);
+  std::vector<std::string> lines = detail::DescribeForRanks(optimizer);
+  lines.insert(lines.begin(), "root rank " + std::to_string(root_rank));
+  detail::AgreeOnList(call, lines, "", set);
+  const detail::SavedPart part = detail::PartForRanks(optimizer);
+  detail::BroadcastArchive(part.save, part.load, root_rank, call, "sirtaki/" + call + "/state",
+                           set);
 }
 
 }  // namespace sirtaki

@@ -18,6 +18,7 @@
 #include "sirtaki/collectives.h"
 #include "sirtaki/data_parallel.h"
 #include "sirtaki/grad_scaler.h"
+#include "sirtaki/observability.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/process_set.h"
 #include "sirtaki/session.h"
@@ -168,6 +169,21 @@ TEST(ElasticStateTest, SyncGivesAllRanksWhatRank0Has) {
   EXPECT_EQ(bytes[2], bytes[0]);
 }
 
+// Ranks that are there wait at each call for those that come.
+TEST(ElasticStateTest, SyncMakesNoMoreCallsForMoreParts) {
+  RunTorchRanks(2, [](int) {
+    Training training;
+    training.Step(0);
+    const auto calls_of = [](State state) {
+      const std::int64_t before = metrics().calls;
+      state.sync();
+      return metrics().calls - before;
+    };
+    State of_two = State().model(*training.net).value("steps", training.steps);
+    EXPECT_EQ(calls_of(training.MakeState()), calls_of(of_two));
+  });
+}
+
 TEST(ElasticStateTest, AfterAFaultNothingIsCommitted) {
   RunTorchRanks(1, [](int) {
     int epoch = 1;
@@ -204,6 +220,13 @@ TEST(ElasticStateTest, ATensorMayBeMissingOrGetAnotherShape) {
   });
 }
 
+// This rank's value takes what rank 0's saves.
+template <class T>
+void TakeFromRank0(T& value) {
+  const detail::ElasticPart part = detail::ElasticSavedPart("value", value);
+  detail::BroadcastSaved(part.save, part.load, 0, "value", {});
+}
+
 // The device of rank 0 may be none of another rank's; here that has a device without elements.
 TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
   RunTorchRanks(2, [](int rank) {
@@ -211,7 +234,7 @@ TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
     const auto ones = [](std::int64_t length) { return torch::ones({length}); };
     std::vector<torch::Tensor> list = {ones(2 + rank).to(own), ones(1)};
     if (rank == 0) list.push_back(ones(4));
-    detail::ElasticSavedPart("list", list).sync(0);
+    TakeFromRank0(list);
     ASSERT_EQ(list.size(), 3U);
     EXPECT_EQ(list[0].device(), own);
     EXPECT_EQ(list[0].size(0), 2);
@@ -219,13 +242,13 @@ TEST(ElasticStateTest, TensorsInAValueComeToTheDeviceOfTheOnesThatWereThere) {
     EXPECT_EQ(list[2].size(0), 4);
     c10::IValue value = c10::ivalue::Tuple::create(
         {c10::IValue(7 + rank), c10::IValue(std::vector<torch::Tensor>{ones(3).to(own)})});
-    detail::ElasticSavedPart("value", value).sync(0);
+    TakeFromRank0(value);
     const auto& elements = value.toTupleRef().elements();
     EXPECT_EQ(elements[0].toInt(), 7);
     EXPECT_EQ(elements[1].toTensorVector()[0].device(), own);
     std::vector<torch::Tensor> empty;
     if (rank == 0) empty.push_back(ones(2));
-    detail::ElasticSavedPart("empty", empty).sync(0);
+    TakeFromRank0(empty);
     EXPECT_TRUE(empty.at(0).equal(ones(2)));
   });
 }

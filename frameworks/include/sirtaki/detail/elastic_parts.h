@@ -47,15 +47,21 @@ struct ElasticPart {
   ElasticCopy commit;  // of all of it
   ElasticCopy step;  // without what only an optimizer's steps change: its parameters and its state
   std::function<std::vector<at::Tensor>()> tensors;  // that a GPU may still work on
-  std::function<void(int root)> sync;                // gives all ranks the root's. Collective
-  std::function<void()> leave;                       // drops what belongs to a job that is over
+  // What sync() gives all ranks of the root's: these tensors, into which the root's are written, and what
+  // `save` writes, which `load` takes on the others. `given` is called on the root when they have it.
+  std::function<std::vector<at::Tensor>()> in_place;
+  SaveTo save;
+  LoadFrom load;
+  std::function<void()> given;
+  std::function<std::vector<std::string>()>
+      describe;                 // what the ranks compare before, besides the name
+  std::function<void()> leave;  // drops what belongs to a job that is over
   std::function<void()> renew;  // makes that again in the job that was joined. Collective
   ElasticShards shards;         // save is empty: each rank has all of it
 };
 
 SIRTAKI_API std::string ElasticName(const char* kind, const std::string& name);
 SIRTAKI_API std::string ElasticType(const std::type_info& type);
-inline std::string ElasticKey(const ElasticPart& part) { return "sirtaki/elastic " + part.name; }
 
 template <class Copy>
 std::function<void()> ElasticKeep(const std::shared_ptr<Copy>& kept, Copy copy) {
@@ -75,26 +81,33 @@ ElasticPart ElasticPlainPart(const std::string& name, T& value) {
   part.type = ElasticType(typeid(T));
   part.commit = ElasticPlainCopy(value);
   part.step = ElasticPlainCopy(value);
-  part.sync = [&value, key = ElasticKey(part)](int root) {
-    if constexpr (std::is_same_v<T, std::string>) {
-      value = broadcast_object(value, root, key);
-    } else {
-      const std::string bytes = broadcast_object(
-          std::string(reinterpret_cast<const char*>(&value), sizeof value), root, key);
-      std::memcpy(&value, bytes.data(), sizeof value);
-    }
-  };
+  if constexpr (std::is_same_v<T, std::string>) {
+    part.save = [&value](const WriteBytes& write) { write(value.data(), value.size()); };
+    part.load = [&value](const ReadBytes& read, const std::function<std::size_t()>& size) {
+      value.resize(size());
+      read(0, value.data(), value.size());
+    };
+  } else {
+    part.save = [&value](const WriteBytes& write) { write(&value, sizeof value); };
+    part.load = [&value](const ReadBytes& read, const std::function<std::size_t()>& /*size*/) {
+      read(0, &value, sizeof value);
+    };
+  }
   return part;
 }
 
-// Gives all ranks the root's. Collective.
+// Puts what was saved on the root in the place of the value.
 template <class T>
-void ElasticSync(T& value, int root, const std::string& key) {
-  value = broadcast_object(value, root, key);
+void ElasticTake(T& value, const ReadBytes& read, const std::function<std::size_t()>& size) {
+  T received = Target<T>::Same(value);
+  Load(received, read, size);
+  value = std::move(received);
 }
 // The root's device may be none of this rank's: each tensor comes to that of the one in its place.
-SIRTAKI_API void ElasticSync(std::vector<at::Tensor>& value, int root, const std::string& key);
-SIRTAKI_API void ElasticSync(c10::IValue& value, int root, const std::string& key);
+SIRTAKI_API void ElasticTake(std::vector<at::Tensor>& value, const ReadBytes& read,
+                             const std::function<std::size_t()>& size);
+SIRTAKI_API void ElasticTake(c10::IValue& value, const ReadBytes& read,
+                             const std::function<std::size_t()>& size);
 
 // Everything else is kept as torch::save writes it: a copy may have tensors in common with it.
 template <class T>
@@ -129,7 +142,10 @@ ElasticPart ElasticSavedPart(const std::string& name, T& value) {
   part.type = ElasticType(typeid(T));
   part.commit = ElasticSavedCopy(value);
   part.step = ElasticSavedCopy(value);
-  part.sync = [&value, key = ElasticKey(part)](int root) { ElasticSync(value, root, key); };
+  part.save = Saver(value);
+  part.load = [&value](const ReadBytes& read, const std::function<std::size_t()>& size) {
+    ElasticTake(value, read, size);
+  };
   return part;
 }
 SIRTAKI_API ElasticPart ElasticTensorPart(const std::string& name, at::Tensor& value);
