@@ -191,6 +191,31 @@ def test_a_scheduler_that_was_made_before_wrapping_goes_on_after_a_restore():
     assert base.state is optimizer.state
 
 
+def test_run_makes_no_more_calls_for_more_parts(size):
+    """Ranks that are there wait at each call for those that come."""
+    model, optimizer = training(0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    parts = dict(scheduler=scheduler, sampler=hvd.elastic.ElasticSampler(range(10)), text="a", number=1)
+
+    def calls_of(state):
+        before = hvd.metrics()["calls"]
+        hvd.elastic.run(lambda state: None)(state)
+        return hvd.metrics()["calls"] - before
+
+    few, all_of_them = (calls_of(hvd.elastic.TorchState(model=model, optimizer=optimizer, **more)) for more in ({}, parts))
+    assert few == all_of_them
+    assert size == 1 or 0 < few <= 5 + len(model.state_dict()) + 1, few
+
+
+def test_states_of_another_make_up_are_an_error_on_all_ranks(rank, size):
+    if size == 1:
+        return
+    state = hvd.elastic.TorchState(model=torch.nn.Linear(2, 2 if rank == 0 else 3), number=rank)
+    with pytest.raises(hvd.MismatchError, match=r"rank 0 has .*weight.*\(2, 2\).*rank 1 has .*\(3, 2\)"):
+        hvd.elastic.run(lambda state: None)(state)
+    assert state.number == rank
+
+
 def test_run_goes_back_to_what_it_began_with(rank):
     """A program may load a checkpoint when it has made the state."""
     state = hvd.elastic.TorchState(model=support.net(seed=1), at=0)

@@ -35,14 +35,14 @@ def _dumps(obj: Any) -> bytes:
     return cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def _packed(make: Callable[[], bytes]) -> Tuple[bytes, Optional[Exception]]:
+def packed(make: Callable[[], bytes]) -> Tuple[bytes, Optional[Exception]]:
     try:
         return _OBJECT + make(), None
     except Exception as error:
         return _FAILURE + str(error).encode("utf-8", "replace"), error
 
 
-def _unpacked(data: bytes, rank: int) -> memoryview:
+def unpacked(data: bytes, rank: int) -> memoryview:
     if data[:1] == _FAILURE:
         raise InvalidArgumentError(f"the object of rank {rank} cannot be pickled: {data[1:].decode('utf-8')}")
     return memoryview(data)[1:]
@@ -50,20 +50,20 @@ def _unpacked(data: bytes, rank: int) -> memoryview:
 
 def broadcast_made(make: Callable[[], bytes], root_rank: int, name: str, impl: Any) -> memoryview:
     """Returns what ``make`` gives on the root. All ranks raise if it raises there. Collective."""
-    data, error = _packed(make) if _C.rank() == root_rank else (b"", None)
+    data, error = packed(make) if _C.rank() == root_rank else (b"", None)
     data = _C.broadcast_bytes(data, root_rank, name, impl)
     if error is not None:
         raise error
-    return _unpacked(data, root_rank)
+    return unpacked(data, root_rank)
 
 
 def allgather_pickled(make: Callable[[], bytes], name: str, impl: Any) -> List[Any]:
     """Returns the objects that ``make`` pickles on each rank. All ranks raise if it raises on one. Collective."""
-    data, error = _packed(make)
+    data, error = packed(make)
     gathered = _C.allgather_bytes(data, name, impl)
     if error is not None:
         raise error
-    return [pickle.loads(_unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
+    return [pickle.loads(unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
 
 
 def broadcast_object(
@@ -109,7 +109,9 @@ def agreed(
     texts: List[Optional[str]] = []
     if process_set.included() and (process_set.size() or 1) > 1:
         text = None if error is None else str(error) or type(error).__name__
-        texts = allgather_object(text, name, process_set)
+        wrong_here = torch.tensor([0 if text is None else 1], dtype=torch.uint8)
+        if _C.allgather(wrong_here, name, _impl_of(process_set)).any():
+            texts = allgather_object(text, name + ": what is wrong", process_set)
     if error is not None:
         raise error
     for rank, text in zip(process_set.ranks or [], texts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -62,15 +62,15 @@ class _Unpickler(pickle.Unpickler):
         return [self._of_number[number] for number in sorted(self._of_number)]
 
 
-def _shape_of(optimizer: torch.optim.Optimizer) -> Any:
+def shape_of(optimizer: torch.optim.Optimizer) -> Any:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
     groups = optimizer.param_groups
-    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type, *_part_of(p)) for p in g["params"]] for g in groups]
+    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type, *part_of(p)) for p in g["params"]] for g in groups]
 
 
-def _part_of(parameter: torch.Tensor) -> List[str]:
+def part_of(parameter: torch.Tensor) -> List[str]:
     """Which part of a split layer's parameter it is: the ranks' parts have states of their own."""
     split = _C.split_set_of(parameter)
     if split is None:
@@ -99,28 +99,45 @@ def broadcast_optimizer_state(
 
     def state_and_options() -> bytes:
         nonlocal tensors
-        file = io.BytesIO()
-        pickler = _Pickler(file, {id(parameter): place for place, parameter in enumerate(parameters)})
-        options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-        pickler.dump((None if is_cut(optimizer) else list(optimizer.state.items()), options))
-        tensors = pickler.tensors
-        return file.getvalue()
+        data, tensors = pack_optimizers([optimizer])
+        return data
 
-    _require_same(agreed(lambda: _shape_of(optimizer), process_set), process_set)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    _require_same(agreed(lambda: shape_of(optimizer), process_set), process_set)
     data = broadcast_made(state_and_options, root_rank, _NAME, impl)
-    unpickler = _Unpickler(io.BytesIO(data), parameters)
     # Where there is no memory for it, say, the others must not wait.
-    made = agreed(lambda: None if is_root else _made(unpickler.load(), optimizer), process_set)
-    root_has = optimizer.state if made is None else made[0]  # None: the state of its shards
+    received = agreed(lambda: None if is_root else unpack_optimizers(data, [optimizer]), process_set)
+    made, tensors = ([None], tensors) if received is None else received
+    root_has = optimizer.state if made[0] is None else made[0][0]  # None: the state of its shards
     if root_has is not None and not root_has:
         _make_gradients(optimizer, model)
-    if not is_root:
-        tensors = unpickler.tensors
     if tensors:
         _C.grouped_broadcast_(tensors, root_rank, _NAME, impl)
-    if made is None:
-        return
+    if made[0] is not None:
+        take_state(optimizer, made[0])
+
+
+def pack_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> Tuple[bytes, List[torch.Tensor]]:
+    """Their state and options without the bytes of tensors, and these tensors."""
+    file = io.BytesIO()
+    pickler = _Pickler(file, {id(parameter): place for place, parameter in enumerate(_parameters_of(optimizers))})
+    pickler.dump([(None if is_cut(optimizer) else list(optimizer.state.items()),
+                   [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups])
+                  for optimizer in optimizers])
+    return file.getvalue(), pickler.tensors
+
+
+def unpack_optimizers(data: Any, optimizers: Sequence[torch.optim.Optimizer]) -> Tuple[List[Any], List[torch.Tensor]]:
+    """What take_state() takes when the tensors, which it returns as well, have been received."""
+    unpickler = _Unpickler(io.BytesIO(data), _parameters_of(optimizers))
+    made = [_made(state_and_options, optimizer) for state_and_options, optimizer in zip(unpickler.load(), optimizers)]
+    return made, unpickler.tensors
+
+
+def _parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> List[torch.Tensor]:
+    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def take_state(optimizer: torch.optim.Optimizer, made: Any) -> None:
     state, options = made
     if state is not None:  # else each rank has the state of its shards
         if is_cut(optimizer):

@@ -12,6 +12,8 @@ import torch
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import ReceivedShards, check_steps, is_cut, shard_set, steps_of
+from sirtaki.torch.functions import _named
+from sirtaki.torch.optimizer_state import part_of, shape_of
 from sirtaki.torch.process_sets import _impl_of
 
 from .sampler import ElasticSampler
@@ -60,6 +62,9 @@ class _StateDictHandler(StateHandler):
     def sync(self) -> None:
         self.value.load_state_dict(hvd.broadcast_object(self.value.state_dict(), root_rank=self.root_rank))
 
+    def describe(self) -> Any:
+        """What the ranks compare before one gives its state to the others."""
+
     def save_step(self, stepped: Set[torch.Tensor]) -> None:
         """Copies what is not changed by an optimizer's own steps alone; ``stepped`` are the optimizers' parameters."""
         self._saved_at_step = copy.deepcopy(self.value.state_dict())
@@ -103,6 +108,12 @@ class ModelStateHandler(_TrainingHandler):
     def _parts(self) -> Iterable[Any]:
         """A DistributedDataParallel may be the module itself, or in it."""
         return self.value.modules()
+
+    def named_tensors(self) -> List[Tuple[str, torch.Tensor]]:
+        return _named(self.value.state_dict(keep_vars=True))
+
+    def describe(self) -> Any:
+        return [(name, str(tensor.dtype), tuple(tensor.shape), *part_of(tensor)) for name, tensor in self.named_tensors()]
 
     def sync(self) -> None:
         hvd.broadcast_parameters(self.value.state_dict(keep_vars=True), root_rank=self.root_rank)
@@ -160,6 +171,9 @@ class OptimizerStateHandler(_TrainingHandler):
     # The state has these copies: returns the last of this rank's. None: it makes none.
     copied_shards: Optional[Callable[[], bytes]] = None
     saves_shards = True  # False while the state has just copied them
+
+    def describe(self) -> Any:
+        return shape_of(self.value)
 
     def shards(self) -> bytes:
         """What this rank has of the optimizer's state alone; nothing if that is whole."""

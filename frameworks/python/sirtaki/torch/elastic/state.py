@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Type, TypeVar
+import hashlib
+import itertools
+import pickle
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import torch
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
 from sirtaki.torch._structures import tensors_of
+from sirtaki.torch.functions import _dumps, agreed, packed, unpacked
+from sirtaki.torch.optimizer_state import pack_optimizers, take_state, unpack_optimizers
 
 from .handlers import (LRSchedulerStateHandler, ModelStateHandler, OptimizerStateHandler, SamplerStateHandler, StateHandler,
                        _handler_of, _StateDictHandler, _TrainingHandler)
@@ -451,16 +456,12 @@ class TorchState(ObjectState):
     def _sync_newest(self) -> None:
         if not self._takes_newest():
             return self.sync()
-        keeps_shards = self._keeps_shards()
-        if keeps_shards:
-            place, root_rank, self._shards_to_receive = self._copies.agree(
-                self._steps.place if self._shards_at == _NO_COPIES else self._shards_at)
-        else:
-            places = hvd.allgather_object(self._steps.place, name="sirtaki/elastic place")
-            place, root_rank = max(places), places.index(max(places))
-        if not keeps_shards:
-            self._sync_from(root_rank)
-            return self._steps.note_commit(place)
+        places = self._agree()
+        if not self._keeps_shards():
+            self._sync_from(places.index(max(places)))
+            return self._steps.note_commit(max(places))
+        place, root_rank, self._shards_to_receive = self._copies.agree(
+            self._steps.place if self._shards_at == _NO_COPIES else self._shards_at)
         try:
             self._save_without_shards(lambda: self._sync_from(root_rank))
         finally:
@@ -474,7 +475,7 @@ class TorchState(ObjectState):
         is_at_step = self._is_at_step()
         self._set_root(root_rank, functools.partial(hvd.broadcast_object, root_rank=root_rank))
         try:
-            self._save_received(self._receive())
+            self._save_received(self._receive_together())
         except Exception:
             if is_at_step:  # for the root it counts as a change, too, that it has given its own
                 for handler in self._of(OptimizerStateHandler):
@@ -482,6 +483,60 @@ class TorchState(ObjectState):
             raise
         finally:
             self._set_root(0, broadcast)
+
+    def _agree(self) -> List[int]:
+        """Compares what the ranks have, and returns their places."""
+        mine = [(name, type(handler).__name__, handler.describe())
+                for name, handler in zip(self._handlers, self._of(_StateDictHandler))]
+        digest = int.from_bytes(hashlib.blake2b(repr(mine).encode(), digest_size=8).digest(), "little", signed=True)
+        rows = hvd.allgather(torch.tensor([[self._steps.place, digest]]), name="sirtaki/elastic place").tolist()
+        if any(other != rows[0][1] for _, other in rows):
+            of_ranks = hvd.allgather_object(mine, name="sirtaki/elastic states")
+            rank = next(rank for rank, other in enumerate(of_ranks) if other != of_ranks[0])
+            zero, other = next(pair for pair in itertools.zip_longest(of_ranks[0], of_ranks[rank]) if pair[0] != pair[1])
+            raise hvd.MismatchError(f"the ranks' states differ in their make-up: rank 0 has {zero}, rank {rank} has {other}")
+        return [place for place, _ in rows]
+
+    def _receive_together(self) -> Dict[str, Any]:
+        """The root's bytes, then all tensors: ranks seldom wait for each other."""
+        is_root = hvd.rank() == self._root_rank
+        self._steps.is_receiving = not is_root
+        sharded = self._sharded()
+        optimizers = [handler.value for handler in self._of(OptimizerStateHandler) if handler not in sharded]
+        others = [handler for handler in self._of(_StateDictHandler) if not isinstance(handler, _TrainingHandler)]
+        tensors: List[torch.Tensor] = []
+
+        def give() -> bytes:
+            states, tensors[:] = pack_optimizers(optimizers)
+            return _dumps((states, [handler.value.state_dict() for handler in others], self._now()))
+
+        data, error = packed(give) if is_root else (b"", None)
+        data = hvd.allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else torch.empty(0, dtype=torch.uint8),
+                             name="sirtaki/elastic state").numpy().tobytes()
+        if error is not None:
+            raise error
+
+        def take() -> Tuple[List[Any], Dict[str, Any]]:
+            states, dicts, values = pickle.loads(unpacked(data, self._root_rank))
+            made, tensors[:] = unpack_optimizers(states, optimizers)
+            for handler, state_dict in zip(others, dicts):
+                handler.value.load_state_dict(state_dict)
+            return made, values
+
+        # Where there is no memory for it, say, the others must not wait.
+        made, values = agreed(lambda: ([], self._now()) if is_root else take(), name="sirtaki/elastic state is there")
+        given = [tensor for model in self._of(ModelStateHandler) for _, tensor in model.named_tensors()] + tensors
+        handles = [hvd.broadcast_async_(tensor, self._root_rank, name=f"sirtaki/elastic tensor {number}")
+                   for number, tensor in enumerate({id(tensor): tensor for tensor in given}.values())]
+        for handle in handles:
+            hvd.synchronize(handle)
+        for optimizer, state in zip(optimizers, made):
+            take_state(optimizer, state)
+        for handler in sharded if not self._shards_to_receive else ():
+            handler.sync()
+        self._receive_shards(sharded if self._shards_to_receive else [])
+        await_gpus(self._tensors())
+        return values
 
     def _set_root(self, root_rank: int, broadcast: Callable[[Any], Any]) -> None:
         self._root_rank = root_rank
