@@ -259,18 +259,13 @@ def shards_come_to_one_rank(start):
 
 def shards_of_ranks_that_leave(start):
     """Ranks that are taken away give their shards to one that stays, also where that is nobody's partner yet."""
-    folder = pathlib.Path(tempfile.mkdtemp(dir=start.place))
-    hosts = folder / "list"
-    hosts.write_text("localhost:4\n")
-    find = folder / "find.sh"
-    find.write_text(f"#!/bin/sh\ncat {hosts}\n")
-    find.chmod(0o755)
+    hosts = HostList(tempfile.mkdtemp(dir=start.place))
     for mode in ("sharded", "sharded alone"):
-        job = start("--host-discovery-script", str(find), arguments=[mode])
+        hosts.list({"localhost": 4})
+        job = start("--host-discovery-script", str(hosts.find), arguments=[mode])
         at, _ = job.wait_for(r"epoch \d+ 4")
         for slots in (1, 4):
-            (folder / "new").write_text(f"localhost:{slots}\n")
-            (folder / "new").rename(hosts)
+            hosts.list({"localhost": slots})
             at, _ = job.wait_for(rf"begins \d {slots} ", at)
             at, _ = job.wait_for(rf"epoch \d+ {slots}", at)
         assert job.end() == 0
@@ -356,13 +351,11 @@ def many_generations(start):
     job.check_equal(3)
 
 
-class Hosts:
-    """The hosts of hosts.sh."""
+class HostList:
+    """What the script `find` says."""
 
-    def __init__(self, state):
-        self.state = pathlib.Path(state)
-        firsts = (self.state / "firsts").read_text().split()
-        self.firsts = {f"h{number}": first for number, first in enumerate(firsts, 1)}
+    def __init__(self, folder):
+        self.state = pathlib.Path(folder)
         self.find = self.state / "find.sh"
         self.find.write_text(f"#!/bin/sh\ncat {self.state}/list\n")
         self.find.chmod(0o755)
@@ -370,6 +363,15 @@ class Hosts:
     def list(self, slots):
         (self.state / "list.new").write_text("".join(f"{host}:{count}\n" for host, count in slots.items()))
         (self.state / "list.new").rename(self.state / "list")
+
+
+class Hosts(HostList):
+    """The hosts of hosts.sh."""
+
+    def __init__(self, state):
+        super().__init__(state)
+        firsts = (self.state / "firsts").read_text().split()
+        self.firsts = {f"h{number}": first for number, first in enumerate(firsts, 1)}
 
     def enter(self, host):
         return ["nsenter", "--target", self.firsts[host], "--net", "--uts", "--mount", "--pid", f"--wd={os.getcwd()}"]
@@ -389,15 +391,16 @@ FEWER = [{"h1": 2}, {"h1": 2, "h2": 1}, {"h1": 1, "h2": 2}, {"h1": 1, "h2": 1}]
 
 
 def shards_on_hosts(start):
-    """The same with a sharded optimizer: copies of shards lie on the other host."""
-    on_hosts(start, "sharded")
+    """The same with a sharded optimizer: copies of shards lie on the other host, or that has the same shards."""
+    on_hosts(start, ["sharded", "sharded by host"])
 
 
-def on_hosts(start, mode=""):
+def on_hosts(start, modes=("",)):
     """Ranks are killed and stopped, a host loses its processes or its link, ranks are taken away and come back: as many_faults."""
     seed = int(os.environ.get("SIRTAKI_TEST_SEED") or random.SystemRandom().randrange(2**32))
     print(f"SIRTAKI_TEST_SEED={seed}", flush=True)
     choose = random.Random(seed)
+    mode = choose.choice(modes)
     hosts = start.hosts
     hosts.list(WHOLE)
     job = start("--host-discovery-script", str(hosts.find), "--peer-timeout", "2s", "--ping-interval", "0.5s",

@@ -63,6 +63,8 @@ const char* BytesOf(const at::Tensor& tensor) {
   return static_cast<const char*>(tensor.const_data_ptr());
 }
 
+std::size_t Place(int rank) { return static_cast<std::size_t>(rank); }
+
 const std::vector<int>& HostOfRank() { return CurrentSession()->topology().host_of_rank; }
 
 // Holders are the lowest ranks that have each part of a boundary.
@@ -70,6 +72,12 @@ struct Holders {
   std::map<int, int> of_shards;
   std::optional<int> of_all_else;
 };
+
+bool AreOnEachHost(const ShardCopies::Shards& shards) {
+  return std::all_of(shards.begin(), shards.end(), [](const std::string& one) {
+    return one.empty() || one.front() == ShardCopies::kOfEachHost;
+  });
+}
 
 [[noreturn]] void ThrowLost(const std::string& what) {
   ThrowStatus(core::Status(
@@ -106,8 +114,19 @@ int PartnerOf(int rank, const std::vector<int>& host_of_rank, const std::vector<
   return others[static_cast<std::size_t>(before) % others.size()];
 }
 
+std::vector<int> NumbersByHost(const std::vector<int>& host_of_rank) {
+  std::map<int, int> ranks_of_host;
+  std::vector<int> numbers;
+  for (const int host : host_of_rank) numbers.push_back(ranks_of_host[host]++);
+  const bool are_alike =
+      std::all_of(ranks_of_host.begin(), ranks_of_host.end(),
+                  [&](const auto& one) { return one.second == ranks_of_host.begin()->second; });
+  return are_alike && ranks_of_host.size() > 1 ? numbers : std::vector<int>();
+}
+
 void ShardCopies::Keep(std::int64_t place, Shards mine, bool to_partner) {
-  KeepWith(to_partner ? PartnerOf(rank(), HostOfRank()) : rank(), place, std::move(mine));
+  KeepWith(to_partner ? PartnerOf(rank(), HostOfRank()) : rank(), place, std::move(mine),
+           /*is_change=*/false);
 }
 
 // A rank may have heard of the change, and of who leaves, before others.
@@ -117,19 +136,29 @@ void ShardCopies::KeepForChange(std::int64_t place, Shards mine) {
   const std::string told = broadcast_object(bytes, 0, "sirtaki/elastic ranks that leave");
   std::vector<int> leaving(told.size() / sizeof(int));
   std::memcpy(leaving.data(), told.data(), told.size());
-  KeepWith(PartnerOf(rank(), HostOfRank(), leaving), place, std::move(mine));
+  KeepWith(PartnerOf(rank(), HostOfRank(), leaving), place, std::move(mine), /*is_change=*/true);
 }
 
-void ShardCopies::KeepWith(int partner, std::int64_t place, Shards mine) {
+void ShardCopies::KeepWith(int partner, std::int64_t place, Shards mine, bool is_change) {
   Version version;
   version.place = place;
   version.generation = ElasticGeneration();
   const bool is_whole =
       std::all_of(mine.begin(), mine.end(), [](const std::string& one) { return one.empty(); });
+  std::vector<int> numbers;  // of the ranks' shards
+  if (AreOnEachHost(mine)) numbers = NumbersByHost(HostOfRank());
+  if (!numbers.empty() && !is_change) partner = rank();
+  const bool is_first = !numbers.empty() || HostOfRank()[Place(rank())] == HostOfRank()[0];
+  for (std::string& one : mine) {
+    if (!one.empty() && one.front() == kOfEachHost) one.front() = is_first ? kOfJob : kAgain;
+  }
+  if (numbers.empty()) {
+    for (int of = 0; of < size(); ++of) numbers.push_back(of);
+  }
+  version.mine = numbers[Place(rank())];
   if (!is_whole) {
-    version.shards = size();
-    version.mine = rank();
-    version.held[rank()] = Pack(std::move(mine));
+    version.shards = 1 + *std::max_element(numbers.begin(), numbers.end());
+    version.held[version.mine] = Pack(std::move(mine));
   }
   // It is made with nothing to send as well: a rank that returns from it knows that all others have
   // kept the boundary before.
@@ -137,15 +166,15 @@ void ShardCopies::KeepWith(int partner, std::int64_t place, Shards mine) {
   std::vector<std::int64_t> splits(static_cast<std::size_t>(size()));
   at::Tensor sent = at::empty({0}, at::kByte);
   if (!is_whole && partner != rank()) {
-    sent = version.held[rank()];
-    splits[static_cast<std::size_t>(partner)] = sent.numel();
+    sent = version.held[version.mine];
+    splits[Place(partner)] = sent.numel();
   }
   const AlltoallResult received =
       alltoall(sent, options.splits(std::move(splits)).name("sirtaki/elastic copies of shards"));
   std::int64_t at = 0;
   for (std::size_t from = 0; from < received.received_splits.size(); ++from) {
     const std::int64_t bytes = received.received_splits[from];
-    if (bytes > 0) version.held[static_cast<int>(from)] = received.tensor.narrow(0, at, bytes);
+    if (bytes > 0) version.held[numbers[from]] = received.tensor.narrow(0, at, bytes);
     at += bytes;
   }
   Confirm();

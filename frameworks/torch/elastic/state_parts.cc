@@ -22,6 +22,7 @@
 #include "sirtaki/data_parallel.h"
 #include "sirtaki/detail/elastic_calls.h"
 #include "sirtaki/detail/gradient_reducer.h"
+#include "sirtaki/detail/shard_copies.h"
 #include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/session.h"
@@ -164,14 +165,12 @@ ElasticCopy CopyOfOptions(torch::optim::Optimizer& optimizer) {
   return copy;
 }
 
-// A saved shard begins with one of these. ShardOver::Host lets other hosts have the same once more, and
-// a state is made of the first host's.
-constexpr char kOfFirstSet = '1';
-constexpr char kOfOtherSet = '2';
+using detail::ShardCopies;
 
 std::string SaveShards(detail::GradientReducer& reducer, torch::optim::Optimizer& optimizer) {
   if (!reducer.has_sharded_state()) return {};
-  return (reducer.shard_set().ranks().front() == 0 ? kOfFirstSet : kOfOtherSet) +
+  const bool is_on_each_host = reducer.options().shard_over() == ShardOver::Host;
+  return (is_on_each_host ? ShardCopies::kOfEachHost : ShardCopies::kOfJob) +
          BytesOf([&](OutputArchive& archive) { reducer.SaveShards(optimizer, archive); });
 }
 
@@ -231,7 +230,7 @@ detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
                : std::make_unique<detail::ShardsOfAllRanks>(optimizer);
   };
   shards.add = [all](const std::string& saved) {
-    if (saved.front() != kOfFirstSet) return;
+    if (saved.front() == ShardCopies::kAgain) return;
     InputArchive archive;
     LoadArchive(saved, &archive);
     try {

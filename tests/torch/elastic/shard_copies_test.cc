@@ -85,6 +85,67 @@ TEST(ShardCopiesTest, PartnersAreOnOtherHostsAndShareTheLoad) {
   }
 }
 
+TEST(ShardCopiesTest, ShardsHaveNumbersByHostWhereHostsAreAlike) {
+  using detail::NumbersByHost;
+  using testing::ElementsAre;
+  EXPECT_THAT(NumbersByHost({0, 0, 1, 1}), ElementsAre(0, 1, 0, 1));
+  EXPECT_THAT(NumbersByHost({0, 1, 0, 1, 2, 2}), ElementsAre(0, 0, 1, 1, 0, 1));
+  EXPECT_THAT(NumbersByHost({0, 0, 1}), ElementsAre());
+  EXPECT_THAT(NumbersByHost({0, 0}), ElementsAre());
+}
+
+// As by ShardOver::Host.
+ShardCopies::Shards OnEachHost(const std::string& text) {
+  return {ShardCopies::kOfEachHost + text};
+}
+
+TEST(ShardCopiesTest, ShardsThatEachHostHasAreNotCopied) {
+  std::vector<ShardCopies> copies(4);
+  RunTorchRanks(
+      4,
+      [&](int rank) {
+        ShardCopies& mine = copies[static_cast<std::size_t>(rank)];
+        mine.Keep(3, OnEachHost(std::string(1000, 'x')), /*to_partner=*/true);
+        EXPECT_LT(mine.bytes(), 1100);
+        mine.Keep(4, OnEachHost("of " + std::to_string(rank % 2)), /*to_partner=*/true);
+      },
+      {}, kTwoHosts);
+  // One of each host is lost, and the others have all of it.
+  const auto expect_all = [](ShardCopies& mine) {
+    const auto boundary = mine.Agree(4);
+    EXPECT_EQ(boundary.place, 4);
+    ASSERT_EQ(boundary.shards, 2);
+    EXPECT_EQ(mine.Receive(0), ShardCopies::Shards({ShardCopies::kOfJob + std::string("of 0")}));
+    EXPECT_EQ(mine.Receive(1), ShardCopies::Shards({ShardCopies::kOfJob + std::string("of 1")}));
+  };
+  std::vector<ShardCopies> left = {copies[1], copies[2]};
+  RunTorchRanks(2, [&](int rank) { expect_all(left[static_cast<std::size_t>(rank)]); });
+  left = {copies[0], copies[2]};
+  RunTorchRanks(2, [&](int rank) {
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument, [&] { left[static_cast<std::size_t>(rank)].Agree(4); }),
+        testing::HasSubstr("nobody is left that has those of rank 1 of 2"));
+  });
+}
+
+// Hosts with different numbers of ranks cut the state in different ways.
+TEST(ShardCopiesTest, ShardsOfEachHostAreCopiedWhereHostsDiffer) {
+  std::vector<ShardCopies> copies(3);
+  RunTorchRanks(3,
+                [&](int rank) {
+                  copies[static_cast<std::size_t>(rank)].Keep(3, OnEachHost(std::to_string(rank)),
+                                                              /*to_partner=*/true);
+                },
+                {}, {0, 0, 1});
+  std::vector<ShardCopies> left = {copies[0], copies[2]};
+  RunTorchRanks(2, [&](int rank) {
+    ShardCopies& mine = left[static_cast<std::size_t>(rank)];
+    ASSERT_EQ(mine.Agree(3).shards, 3);
+    EXPECT_EQ(mine.Receive(1), ShardCopies::Shards({ShardCopies::kOfJob + std::string("1")}));
+    EXPECT_EQ(mine.Receive(2), ShardCopies::Shards({ShardCopies::kAgain + std::string("2")}));
+  });
+}
+
 TEST(ShardCopiesTest, AHostThatIsLostTakesNothingWithIt) {
   std::vector<ShardCopies> copies = Kept(3);
   copies = {copies[2], ShardCopies(), copies[3]};  // the second one has come

@@ -19,6 +19,10 @@ namespace sirtaki::detail {
 SIRTAKI_API int PartnerOf(int rank, const std::vector<int>& host_of_rank,
                           const std::vector<int>& leaving = {});
 
+// Returns the number of each rank's shards where each host has all of them: its place among the ranks of its
+// host. Empty where hosts have different numbers of ranks, or there is one alone. Pure.
+SIRTAKI_API std::vector<int> NumbersByHost(const std::vector<int>& host_of_rank);
+
 // ShardCopies keep the shards of this rank, and those of ranks whose partner it is, of the last two
 // boundaries of a training at most. A boundary is a place in the training where all ranks kept their
 // shards: it serves when somebody is left that has each of them.
@@ -27,8 +31,13 @@ SIRTAKI_API int PartnerOf(int rank, const std::vector<int>& host_of_rank,
 class SIRTAKI_API ShardCopies {
  public:
   // The shards of one rank: the bytes of each sharded optimizer. Without bytes: that one's state is
-  // whole, and each rank has it.
+  // whole, and each rank has it. The first byte says who else has them: kOfJob is nobody. kOfEachHost is a
+  // rank of each other host, as by ShardOver::Host, so that there are copies already. What was received
+  // begins with kOfJob, or with kAgain, which is to be passed by: it comes from another rank as well.
   using Shards = std::vector<std::string>;
+  static constexpr char kOfJob = '1';
+  static constexpr char kAgain = '2';
+  static constexpr char kOfEachHost = '3';
 
   // A boundary as the ranks have agreed on it.
   struct Boundary {
@@ -58,7 +67,8 @@ class SIRTAKI_API ShardCopies {
   std::int64_t bytes() const;  // of all that is kept
 
  private:
-  void KeepWith(int partner, std::int64_t place, Shards mine);  // this rank: none
+  // `partner`: this rank is none. `is_change`: ranks of all hosts may leave.
+  void KeepWith(int partner, std::int64_t place, Shards mine, bool is_change);
   struct Version {
     std::int64_t place = 0;
     std::int64_t generation = 0;  // in which it was kept

@@ -11,10 +11,9 @@ import torch
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
-from sirtaki.torch._shards import ReceivedShards, check_steps, is_cut, shard_set, steps_of
+from sirtaki.torch._shards import ReceivedShards, check_steps, is_cut, steps_of
 from sirtaki.torch.functions import _named
 from sirtaki.torch.optimizer_state import part_of, shape_of
-from sirtaki.torch.process_sets import _impl_of
 
 from .sampler import ElasticSampler
 
@@ -157,9 +156,9 @@ def _put_buffer(module: torch.nn.Module, name: str, kept: Optional[torch.Tensor]
         module._buffers[name] = None if kept is None else kept.clone()
 
 
-# The shards that a rank gives to others begin with one of these. shard_over="host" lets other hosts have the same once more, and a
-# state is made of the first host's.
-_OF_FIRST_SET, _OF_OTHER_SET = b"1", b"2"
+# The shards that a rank gives to others begin with one of these, as those of C++'s ShardCopies: shard_over="host" lets each host have
+# all shards, and what was received may be there again.
+_OF_JOB, _AGAIN, _OF_EACH_HOST = b"1", b"2", b"3"
 
 
 class OptimizerStateHandler(_TrainingHandler):
@@ -180,7 +179,7 @@ class OptimizerStateHandler(_TrainingHandler):
         if not is_cut(self.value):
             return b""
         file = io.BytesIO()
-        file.write(_OF_FIRST_SET if _impl_of(shard_set(self.value)).ranks()[0] == 0 else _OF_OTHER_SET)
+        file.write(_OF_EACH_HOST if self.value._sirtaki_settings.rest["shard_over"] == "host" else _OF_JOB)
         torch.save(self.value.shard_state_dict(), file)
         return file.getvalue()
 
@@ -188,7 +187,7 @@ class OptimizerStateHandler(_TrainingHandler):
         """They are called with those of each rank of an earlier generation."""
         if is_first:
             self._received = ReceivedShards(self.value)
-        if shards[:1] == _OF_FIRST_SET:
+        if shards[:1] != _AGAIN:
             self._received.add(_loaded(shards))
         if is_last:
             self._received.load()
