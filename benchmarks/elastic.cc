@@ -85,8 +85,6 @@ class Course {
 
 int Main(const std::string& folder) {
   Course course(folder);
-  course.Ready();
-  init();
   at::manual_seed(0);
   torch::nn::Sequential net;
   for (std::size_t layer = 1; layer < kWidths.size(); ++layer) {
@@ -96,6 +94,9 @@ int Main(const std::string& folder) {
   at::manual_seed(static_cast<std::uint64_t>(getpid()));
   const at::Tensor inputs = at::randn({kBatch, kWidths.front()});
   const at::Tensor targets = at::randint(kWidths.back(), {kBatch}, at::kLong);
+  // The others wait for what comes behind.
+  course.Ready();
+  init();
   auto optimizer = DistributedOptimizer(
       torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)),
       net->named_parameters());

@@ -285,13 +285,13 @@ def stopped(job, ranks):
 FAULTS = {"kill": (killed, "a rank is killed in its backward pass"), "host": (host_killed, "all processes of a host are killed"),
           "link": (link_down, "the link of a host goes down"), "stop": (stopped, "a rank is stopped")}
 COMES = "a host comes"
-LATER, STANDS, STARTS = "next step", "the others stand still", "its start"
+LATER, STANDS, STEPS, STARTS = "next step", "the others stand still", "steps that the others lose", "its start"
 
 
 def works_of(fault):
     """The names of the works that are measured."""
     if fault == "join":
-        return [f"{COMES}: {what}" for what in (LATER, STANDS, STARTS)]
+        return [f"{COMES}: {what}" for what in (LATER, STANDS, STEPS, STARTS)]
     return [f"{FAULTS[fault][1]}: {LATER}"]
 
 
@@ -323,7 +323,8 @@ def join(job):
             progress.append(at)
     longest = max(later - earlier for earlier, later in zip(progress, progress[1:]) if later > since)
     ready = max(rank.ready for rank in new)
-    return [together - ready - step, longest - step, max(rank.ready - rank.started for rank in new)]
+    stands = longest - step
+    return [together - ready - step, stands, stands / step, max(rank.ready - rank.started for rank in new)]
 
 
 def main():
@@ -348,7 +349,8 @@ def main():
         hosts.end(host)
     for work, value in zip(works, values):
         variant = system.variant if why is None else f"{system.variant}: {why}"
-        print(json.dumps({"work": work, "ranks": RANKS, "variant": variant, "value": value, "unit": "s"}))
+        unit = "steps" if work.endswith(STEPS) else "s"
+        print(json.dumps({"work": work, "ranks": RANKS, "variant": variant, "value": value, "unit": unit}))
 
 
 main()

@@ -13,9 +13,9 @@ from lines import hvd  # noqa: E402
 
 def main():
     course = Course(lines.ARGUMENTS[0])
-    course.ready()
-    hvd.init()
     training = Training(course, os.getpid())
+    course.ready()
+    hvd.init()  # the others wait for what comes behind
     optimizer = hvd.DistributedOptimizer(training.optimizer, training.net.named_parameters())
     state = hvd.elastic.TorchState(training.net, optimizer, step=0)
 
