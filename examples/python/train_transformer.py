@@ -4,9 +4,11 @@
     sirtakirun -np 2 python train_transformer.py --shard optimizer   AdamW's state once, not on each rank
     sirtakirun -np 2 python train_transformer.py --recompute         memory for activations of one block
     sirtakirun -np 4 python train_transformer.py --tensor-parallel 2 each layer on two ranks, and two of those
+    sirtakirun -np 4 python train_transformer.py --tensor-parallel 2 --pipeline 2
+                                                                     two stages, each layer on two ranks
 
-The text, the net and the flags are those of ../train_transformer.cc, which has --pipeline besides. What makes the program
-distributed is explained in train_digits.py.
+The text, the net and the flags are those of ../train_transformer.cc. What makes the program distributed is explained in
+train_digits.py.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import torch
 
 import sirtaki.torch as hvd
 from training import check_agreed, choose_device, count, digest, rate, save, warmup_cosine
-from transformer import BYTES, GPT, HEAD_WIDTH, loss_of
+from transformer import BYTES, GPT, HEAD_WIDTH, loss_of, pipeline_of
 from transformer_text import Writer
 
 LETTERS = 200000  # of the text
@@ -42,6 +44,10 @@ def parse_settings():
                              "gradients as well (none)")
     parser.add_argument("--tensor-parallel", type=count(1, BYTES), default=1,
                         help="ranks that share each layer, which see the same windows (1)")
+    parser.add_argument("--pipeline", type=count(1, 1000), default=1,
+                        help="stages of a pipeline, each on a rank of its own, or on ranks that share its layers (1)")
+    parser.add_argument("--micro-batches", type=count(1, 1000), default=4,
+                        help="parts of a batch that are in the pipeline at the same time (4)")
     parser.add_argument("--recompute", action="store_true",
                         help="a block runs again in the backward pass in place of being remembered")
     parser.add_argument("--device", choices=["cpu", "cuda", "auto"], default="cpu",
@@ -57,6 +63,13 @@ def parse_settings():
         parser.error("--shard gradients takes no --tensor-parallel: shards of parts cannot be clipped")
     if settings.tensor_parallel > 1 and settings.checkpoint:
         parser.error("--checkpoint takes no --tensor-parallel: each rank has parts of the model")
+    if settings.pipeline > 1 and settings.shard == "gradients":
+        parser.error("--shard gradients takes no --pipeline: the first and the last stage have one matrix, whose gradient counts once")
+    if settings.pipeline > 1 and settings.checkpoint:
+        parser.error("--checkpoint takes no --pipeline: a checkpoint has one model for all ranks")
+    if settings.pipeline > 1 and settings.batch_size % settings.micro_batches:
+        parser.error(f"--micro-batches takes a number that divides the batch of {settings.batch_size} windows, not "
+                     f"'{settings.micro_batches}'")
     if settings.resume and not settings.checkpoint:
         parser.error("--resume needs --checkpoint DIR, where it finds the run to go on with")
     return settings
@@ -69,11 +82,13 @@ def unigram_entropy(text):
     return -(shares * shares.log()).sum().item()
 
 
-def validation_loss(gpt, windows, settings, mesh):
-    """Each rank tests its share of the windows."""
+def validation_loss(net, windows, settings, mesh):
+    """Each rank tests its share of the windows. A pipeline leaves out those at the end that are too few for its micro-batches."""
     share = windows[mesh.coordinate("data")::mesh.size("data")]
+    if settings.pipeline > 1:
+        share = share[:len(share) - len(share) % settings.micro_batches]
     with torch.no_grad():
-        total = sum(loss_of(gpt, batch).item() * len(batch) for batch in share.split(settings.batch_size) if len(batch))
+        total = sum(float(loss_of(net, batch, train=False)) * len(batch) for batch in share.split(settings.batch_size) if len(batch))
     return hvd.metric_average(total / max(len(share), 1), weight=float(len(share)), name="validation loss")
 
 
@@ -93,10 +108,12 @@ def load(file, gpt, optimizer, scheduler):
 
 def train(settings):
     device = choose_device(settings.device)
-    if hvd.size() % settings.tensor_parallel:
-        sys.exit(f"train_transformer: --tensor-parallel takes a number that divides the {hvd.size()} ranks, not "
-                 f"'{settings.tensor_parallel}'")
-    mesh = hvd.mesh({"data": -1, "tensor": settings.tensor_parallel})
+    ranks = hvd.size()
+    for flag, value in (("--tensor-parallel", settings.tensor_parallel), ("--pipeline", settings.pipeline)):
+        if ranks % value:
+            sys.exit(f"train_transformer: {flag} takes a number that divides the {ranks} ranks, not '{value}'")
+        ranks //= value
+    mesh = hvd.mesh({"data": -1, "pipe": settings.pipeline, "tensor": settings.tensor_parallel})
     alike = mesh.set("data")  # ranks that have the same parts of layers
     replicas = mesh.size("data")
     text = torch.tensor(list(Writer().text(LETTERS).encode()), device=device)
@@ -112,22 +129,26 @@ def train(settings):
     steps = min(steps, settings.steps or steps)
 
     torch.manual_seed(settings.seed)  # all ranks draw the same layers, of which each keeps its part
-    gpt = GPT(settings, mesh.set("tensor")).to(device)
+    net = GPT(settings, mesh.set("tensor")).to(device)
+    averages = {"process_set": alike}
+    if settings.pipeline > 1:
+        net = pipeline_of(net, settings, mesh)
+        averages = net.optimizer_options()
     # AdamW pulls matrices towards zero, and leaves biases and norms alone. More ranks make a larger batch; with Adam the
     # learning rate grows with the root of it.
-    groups = [{"params": [p for p in gpt.parameters() if p.dim() == 2], "weight_decay": 0.1},
-              {"params": [p for p in gpt.parameters() if p.dim() != 2], "weight_decay": 0.0}]
+    groups = [{"params": [p for p in net.parameters() if p.dim() == 2], "weight_decay": 0.1},
+              {"params": [p for p in net.parameters() if p.dim() != 2], "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, settings.lr * math.sqrt(replicas), betas=(0.9, 0.95))
-    optimizer = hvd.DistributedOptimizer(adamw, gpt.named_parameters(), process_set=alike, shard=SHARDS[settings.shard])
+    optimizer = hvd.DistributedOptimizer(adamw, net.named_parameters(), shard=SHARDS[settings.shard], **averages)
     all_steps = settings.epochs * steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(all_steps // 10, all_steps, rise=10))
     file = os.path.join(settings.checkpoint, "transformer.pt") if settings.checkpoint else None
-    first = load(file, gpt, optimizer, scheduler) if settings.resume else 0
-    hvd.broadcast_parameters(gpt, alike.ranks[0], process_set=alike)
+    first = load(file, net, optimizer, scheduler) if settings.resume else 0
+    hvd.broadcast_parameters(net, alike.ranks[0], process_set=alike)
     hvd.broadcast_optimizer_state(optimizer, alike.ranks[0], process_set=alike)
 
     last = min(settings.epochs, first + settings.stop_after) if settings.stop_after else settings.epochs
-    test_loss = 0.0 if first < last else validation_loss(gpt, validation, settings, mesh)
+    test_loss = 0.0 if first < last else validation_loss(net, validation, settings, mesh)
     for epoch in range(first, last):
         sampler.set_epoch(epoch)
         order = torch.tensor(list(sampler), device=device)
@@ -135,24 +156,22 @@ def train(settings):
         loss_sum = torch.zeros((), device=device)  # on the device: nobody waits for it
         for rows in order.split(settings.batch_size)[:steps]:
             optimizer.zero_grad()
-            loss = loss_of(gpt, windows[rows])
-            loss.backward()
-            optimizer.clip_grad_norm_(1.0)
+            loss_sum += loss_of(net, windows[rows], train=True)
+            net.clip_grad_norm_(optimizer, 1.0) if settings.pipeline > 1 else optimizer.clip_grad_norm_(1.0)
             optimizer.step()
             scheduler.step()
-            loss_sum += loss.detach()
         loss = hvd.metric_average(loss_sum.item() / steps, name="loss")
         milliseconds = 1000 * (time.perf_counter() - begin) / steps
-        test_loss = validation_loss(gpt, validation, settings, mesh)
+        test_loss = validation_loss(net, validation, settings, mesh)
         if hvd.rank() == 0:
             print(f"epoch {epoch + 1:3d}/{settings.epochs}: loss {loss:.4f}, validation loss {test_loss:.4f}, "
                   f"{milliseconds:.1f} ms a step", flush=True)
         if file:
             state = optimizer.consolidated_state_dict(root_rank=0)  # by all ranks: each may have a shard of it
-            save(file, gpt=gpt.state_dict(), optimizer=state, scheduler=scheduler.state_dict(), epoch=epoch + 1)
-    hvd.check_parameters(gpt, process_set=alike)  # raises if a bit differs between the ranks
+            save(file, gpt=net.state_dict(), optimizer=state, scheduler=scheduler.state_dict(), epoch=epoch + 1)
+    hvd.check_parameters(net, process_set=alike)  # raises if a bit differs between the ranks
     if hvd.rank() == 0:
-        print(f"parameters identical on all ranks, digest {digest(gpt):016x}")
+        print(f"parameters identical on all ranks, digest {digest(net):016x}")
         print(f"validation loss: {test_loss:.6f}; by the letters' frequencies alone: "
               f"{unigram_entropy(validation_text.cpu()):.6f}", flush=True)
 

@@ -55,6 +55,47 @@ class GPT(nn.Module):
         return self.letters.logits(self.norm(x))  # one matrix, both ways
 
 
-def loss_of(gpt, windows):
-    """The mean loss of a letter of these windows, which have the letter after their last one, too."""
-    return gpt.loss(gpt(windows[:, :-1]), windows[:, 1:])
+class Layer(nn.Module):
+    """Some of the net's modules, under the names that they have there, and what is done with them."""
+
+    def __init__(self, run, **modules):
+        super().__init__()
+        self.run = run
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x):
+        return self.run(x, **self._modules)
+
+
+def pipeline_of(gpt, settings, mesh):
+    """All ranks have drawn the same net, and keep the layers of their stage: the letters and their places, the blocks, and the
+    logits, which have the matrix of the letters once more."""
+    recompute = settings.recompute
+
+    def begin(text, letters, places):
+        return letters(text) + places(torch.arange(text.size(1), device=text.device))
+
+    def think(x, block):
+        return checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+
+    def end(x, norm, letters):
+        return letters.logits(norm(x))
+
+    layers = {"begin": Layer(begin, letters=gpt.letters, places=gpt.places)}
+    layers.update((f"block{i}", Layer(think, block=block)) for i, block in enumerate(gpt.blocks))
+    layers["end"] = Layer(end, norm=gpt.norm, letters=gpt.letters)
+    return hvd.Pipeline(layers, gpt.loss, mesh=mesh, partition="parameters", micro_batches=settings.micro_batches,
+                        ties=[["begin.letters.weight", "end.letters.weight"]])
+
+
+def loss_of(net, windows, train):
+    """The mean loss of a letter of these windows, which have the letter after their last one, too. With ``train`` the gradients
+    are there as well."""
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    if isinstance(net, hvd.Pipeline):
+        return net.train_batch(inputs, targets) if train else net.evaluate_batch(inputs, targets)[0]
+    loss = net.loss(net(inputs), targets)
+    if train:
+        loss.backward()
+    return loss.detach()

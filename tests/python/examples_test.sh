@@ -146,6 +146,19 @@ transformer_parts() {
     awk -v whole="$whole" '{ d = $1 - whole; good = d < 0.001 && d > -0.001 } END { exit !good }' ||
     fail "train_transformer with layers over two ranks: not the loss of one rank, $whole"
 }
+transformer_pipeline() {
+  local whole deep=(--width 64 --layers 2 --context 19 --batch-size 8 --steps 20 --epochs 1)   # 1052 windows to test: no micro-batch lacks one
+  run_on 1 train_transformer.py "${deep[@]}"
+  expect 0 "train_transformer on one rank" "epoch   1/1"
+  whole=$(sed -n 's/.*validation loss: \([0-9.]*\); by.*/\1/p' "$scratch/output")
+  run_on 4 train_transformer.py "${deep[@]}" --tensor-parallel 2 --pipeline 2
+  expect 0 "train_transformer with 2 stages of 2 ranks" "parameters identical on all ranks"
+  sed -n 's/.*validation loss: \([0-9.]*\); by.*/\1/p' "$scratch/output" |
+    awk -v whole="$whole" '{ d = $1 - whole; good = d < 1e-5 && d > -1e-5 } END { exit !good }' ||
+    fail "train_transformer with 2 stages of 2 ranks: not the loss of one rank, $whole"
+  run_on 1 train_transformer.py --pipeline 2 --micro-batches 3
+  expect 2 "micro-batches that do not divide" "--micro-batches takes a number that divides the batch of 16 windows, not '3'"
+}
 transformer_resume() {
   local weights small=(--width 32 --layers 1 --steps 4 --epochs 2)
   run train_transformer.py "${small[@]}" --checkpoint "$scratch/whole_transformer"
@@ -211,7 +224,7 @@ sparse_by_mpirun() {
 
 digits
 for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
-  accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_parts transformer_resume) \
+  accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_parts transformer_pipeline transformer_resume) \
   $(sample 1 pipeline_resnet pipeline_two_layers) \
   $(sample 1 bad_argument no_epochs no_steps gan_alone) \
   $(sample 1 gan_by_mpirun digits_by_mpirun benchmark_by_mpirun resume_by_mpirun accumulation_by_mpirun sparse_by_mpirun); do
