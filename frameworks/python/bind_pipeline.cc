@@ -128,6 +128,7 @@ void BindPipeline(py::module_& module) {
            py::arg("timeout"), py::arg("name"), py::arg("process_set"), py::arg("mesh"));
 
   module.def("cut_layers", &PipelineCore::Cut, Waiting());
+  module.def("pipeline_rows_of", &PipelineCore::RowsOf, WithoutGil());
   py::class_<PythonPipeline>(module, "Pipeline")
       .def(py::init<const PipelineOptions&, const std::vector<int>&, const MakeStage&,
                     const PipelineLoss::Function&>(),

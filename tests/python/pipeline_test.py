@@ -354,6 +354,32 @@ def test_copies_clipping_and_shards(rank, mesh, shard):
         support.assert_close(found["exp_avg"], of_whole["exp_avg"], 1e-5)
 
 
+@pytest.mark.parametrize("distributed", [True, False])
+def test_all_stages_make_a_step_or_none(rank, size, mesh, distributed):
+    """An infinite gradient on the last rank alone. The loss is scaled by the last stages, and all divide by the scale."""
+    scaler = hvd.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    model = pipeline(mesh=mesh, loss_fn=lambda output, target: scaler.scale(nn.functional.mse_loss(output, target)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **model.optimizer_options())
+    mine = next(model.parameters())
+    factors = {"now": 1.0}
+    mine.register_hook(lambda gradient: gradient * factors["now"])
+    concerned = distributed or size - 1 in mesh.ranks("pipe")  # copies that do not average are models of their own
+    for step in range(3):
+        factors["now"] = float("inf") if step == 1 and rank == size - 1 else 1.0
+        before = mine.detach().clone()
+        optimizer.zero_grad()
+        model.train_batch(*data())
+        scaler.step(optimizer)
+        scaler.update()
+        skipped = step == 1 and concerned
+        assert scaler.get_scale() == (4.0 if step >= 1 and concerned else 8.0)
+        assert torch.equal(mine, before) == skipped
+        gradients = [parameter.grad for parameter in model.parameters()]
+        assert skipped or all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_copies_of_tied_parameters(rank, mesh):
     """Gradients are summed over the stages, and then averaged over the copies."""
     copies, copy_number = mesh.size("data"), mesh.coordinate("data")

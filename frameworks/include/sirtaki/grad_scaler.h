@@ -32,7 +32,8 @@ struct GradScalerOptions {
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  // at least 1
   // The ranks of this set skip steps together. Default: those of the DistributedOptimizer that
   // steps, all ranks with any other optimizer. If optimizers of several sets share a scaler, give
-  // it a set that has the ranks of all of them, or their scales may drift apart.
+  // it a set that has the ranks of all of them, or their scales may drift apart; the stages of a
+  // Pipeline, and the parts of split layers, skip steps together in any case.
   TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(bool, enabled) = true;  // false: scale() is the identity, step() is the optimizer's
 };

@@ -23,6 +23,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
+#include <torch/serialize/archive.h>
 
 #include <chrono>
 #include <functional>
@@ -203,6 +204,30 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
   // InvalidArgument for a norm_type that is not above 0, Unsupported for ties with Shard::Gradients.
   double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                          double norm_type = 2.0, bool error_if_nonfinite = false);
+
+  // Saves what torch::save() of the unsplit model would: torch::load() gives it to that, and load_full() to
+  // a pipeline of any number of stages.
+  //
+  //   torch::serialize::OutputArchive archive;
+  //   pipeline.save_full(archive, 0);
+  //   if (sirtaki::rank() == 0) archive.save_to("model.pt");
+  //
+  // `root_rank`: the rank of the job that gets it, -1: all ranks of the row do. Collective over the row, and
+  // over the sets of layers that are split over ranks, which are saved whole.
+  void save_full(torch::serialize::OutputArchive& archive, int root_rank = -1) const;
+  // Overwrites this rank's layers with those of the unsplit model's archive. Throws InvalidArgument, and
+  // changes nothing, if one is not there or has another shape. Not collective.
+  void load_full(torch::serialize::InputArchive& archive);
+  // The same of the stages' optimizers, as if the unsplit model had one with the same groups, whose
+  // parameters come in the order of the model: each name of named_parameters() is one, a tied parameter in
+  // each place. Both are collective over the row, and over all copies if the optimizer has its state in
+  // shards. Throw on all ranks of the row: Mismatch if the stages have other groups or options;
+  // InvalidArgument for LBFGS, parameters of others or of split layers, and a state that does not fit, which
+  // leaves the optimizer as it was.
+  void save_full_optimizer(torch::optim::Optimizer& optimizer,
+                           torch::serialize::OutputArchive& archive, int root_rank = -1) const;
+  void load_full_optimizer(torch::optim::Optimizer& optimizer,
+                           torch::serialize::InputArchive& archive);
 
   // For a DistributedOptimizer that averages over the copies of the pipeline: once for each batch,
   // while its last micro-batch runs backward; train_batch() refuses other counts of passes, and

@@ -12,6 +12,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/call_forms.h"
@@ -51,6 +52,22 @@ struct GradScaler::State {
     if (options.process_set().membership()) return options.process_set();
     const detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
     return reducer != nullptr ? reducer->process_set() : ProcessSet();
+  }
+
+  // The stages of a pipeline have other gradients, and train one model: they skip a step together.
+  std::vector<ProcessSet> RowsFor(const torch::optim::Optimizer& optimizer) const {
+    std::vector<const void*> parameters;
+    for (const auto& group : optimizer.param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        parameters.push_back(parameter.unsafeGetTensorImpl());
+      }
+    }
+    return detail::StateOf(given)->pipelines().RowsOf(parameters);
+  }
+
+  void AgreeOnSettings(torch::optim::Optimizer& optimizer) {
+    AgreeOnSettings(SetFor(optimizer));
+    for (const ProcessSet& row : RowsFor(optimizer)) AgreeOnSettings(row);
   }
 
   // Scales that differ would make gradients that differ, without a word.
@@ -117,18 +134,18 @@ at::Tensor GradScaler::scale(const at::Tensor& tensor) const {
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  const ProcessSet set = state_->SetFor(optimizer);
-  state_->AgreeOnSettings(set);
+  state_->AgreeOnSettings(optimizer);
   if (auto* const reducer = detail::ReducerOf(optimizer)) reducer->Synchronize(optimizer);
   if (!state_->options.enabled()) return;
   if (state_->met.count(&optimizer) != 0) {
     ThrowInvalidScale("unscale_() was already called for this optimizer since the last update()");
   }
   CheckTypes(optimizer);
-  detail::TensorCall call = detail::CallOf(
-      core::OpKind::kAllReduce,
-      AllreduceOptions().name("sirtaki/GradScaler's check of the gradients").process_set(set),
-      detail::Form::kInPlace);
+  detail::TensorCall call = detail::CallOf(core::OpKind::kAllReduce,
+                                           AllreduceOptions()
+                                               .name("sirtaki/GradScaler's check of the gradients")
+                                               .process_set(state_->SetFor(optimizer)),
+                                           detail::Form::kInPlace);
   try {
     call.tensor = detail::Unscale(optimizer, state_->scale);
   } catch (const std::exception& error) {
@@ -138,17 +155,24 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   at::Tensor infinite = detail::RunOne(std::move(call));
   // The other parts of split parameters are on ranks of other sets, which make the step as well or do
   // not.
-  for (const detail::TensorSplitPtr& split : detail::SplitSetsOf(optimizer)) {
+  const auto agree = [&](const std::string& what, const ProcessSet& set) {
     infinite = allreduce_(infinite, AllreduceOptions()
                                         .op(ReduceOp::Max)
-                                        .name("sirtaki/GradScaler's check of split gradients")
-                                        .process_set(split->set.process_set));
+                                        .name("sirtaki/GradScaler's check of " + what)
+                                        .process_set(set));
+  };
+  for (const detail::TensorSplitPtr& split : detail::SplitSetsOf(optimizer)) {
+    agree("split gradients", split->set.process_set);
+  }
+  for (const ProcessSet& row : state_->RowsFor(optimizer)) {
+    infinite = infinite.cpu();  // stages may be on several kinds of devices
+    agree("the stages of a pipeline", row);
   }
   state_->met[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
-  state_->AgreeOnSettings(state_->SetFor(optimizer));
+  state_->AgreeOnSettings(optimizer);
   if (!state_->options.enabled()) {
     optimizer.step();
     return true;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/base/text.h"
+#include "frameworks/torch/parallel/pipeline_state.h"
 #include "frameworks/torch/tensors/generators.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/partition.h"
@@ -240,6 +241,24 @@ double Pipeline::evaluate_batch(const at::Tensor& input, const at::Tensor& targe
 
 double Pipeline::evaluate_batch(const Tensors& inputs, const Tensors& targets, Tensors* outputs) {
   return core_->EvaluateBatch(inputs, targets, outputs);
+}
+
+void Pipeline::save_full(torch::serialize::OutputArchive& archive, int root_rank) const {
+  core_->SaveFull(*this, archive, root_rank);
+}
+
+void Pipeline::load_full(torch::serialize::InputArchive& archive) {
+  detail::LoadFullModel(*this, archive);
+}
+
+void Pipeline::save_full_optimizer(torch::optim::Optimizer& optimizer,
+                                   torch::serialize::OutputArchive& archive, int root_rank) const {
+  core_->SaveFullOptimizer(optimizer, archive, root_rank);
+}
+
+void Pipeline::load_full_optimizer(torch::optim::Optimizer& optimizer,
+                                   torch::serialize::InputArchive& archive) {
+  core_->LoadFullOptimizer(optimizer, archive);
 }
 
 double Pipeline::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,

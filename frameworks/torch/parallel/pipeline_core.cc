@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/parallel/pipeline_plan.h"
 #include "frameworks/torch/parallel/pipeline_run.h"
+#include "frameworks/torch/parallel/pipeline_state.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/schedule_text.h"
@@ -78,6 +80,10 @@ class PipelineCore::Impl {
         run_(plan_, MakeStages(make), std::move(loss), options) {
     FindTies();
     BeginAlike();
+    std::set<const void*> known;
+    for (const auto& [name, parameter] : parameters_) known.insert(parameter.unsafeGetTensorImpl());
+    plan_.row().set.session->pipelines().SetParameters(&plan_, plan_.row().set.process_set,
+                                                       std::move(known));
   }
 
   double Batch(bool training, const Tensors& inputs, const Tensors& targets, Tensors* outputs) {
@@ -129,12 +135,34 @@ class PipelineCore::Impl {
     }
   }
 
+  void SaveFull(const torch::nn::Module& module, torch::serialize::OutputArchive& archive,
+                int root_rank) const {
+    const SessionScope scope(plan_.row().set.session);
+    SaveFullModel(CallOf("save_full"), module, root_rank, archive);
+  }
+  void SaveFullOptimizer(torch::optim::Optimizer& optimizer,
+                         torch::serialize::OutputArchive& archive, int root_rank) const {
+    const SessionScope scope(plan_.row().set.session);
+    detail::SaveFullOptimizer(CallOf("save_full_optimizer"), parameters_, optimizer, root_rank,
+                              archive);
+  }
+  void LoadFullOptimizer(torch::optim::Optimizer& optimizer,
+                         torch::serialize::InputArchive& archive) const {
+    const SessionScope scope(plan_.row().set.session);
+    detail::LoadFullOptimizer(CallOf("load_full_optimizer"), parameters_, options_.ties(),
+                              optimizer, archive);
+  }
+
   const PipelineOptions& options() const { return options_; }
   const std::vector<int>& stages() const { return stages_; }
   const PipelinePlan& plan() const { return plan_; }
   const PipelineRun& run() const { return run_; }
 
  private:
+  StateCall CallOf(const std::string& function) const {
+    return {function + " of the pipeline " + core::Quoted(options_.name()), plan_.row().set,
+            options_.timeout()};
+  }
   void CheckClip(torch::optim::Optimizer& optimizer, double norm_type) const {
     if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
       RefuseUse(
@@ -459,6 +487,28 @@ double PipelineCore::EvaluateBatch(const Tensors& inputs, const Tensors& targets
 double PipelineCore::ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm,
                                   double norm_type, bool error_if_nonfinite) {
   return impl_->Clip(optimizer, max_norm, norm_type, error_if_nonfinite);
+}
+
+void PipelineCore::SaveFull(const torch::nn::Module& module,
+                            torch::serialize::OutputArchive& archive, int root_rank) const {
+  impl_->SaveFull(module, archive, root_rank);
+}
+
+void PipelineCore::SaveFullOptimizer(torch::optim::Optimizer& optimizer,
+                                     torch::serialize::OutputArchive& archive,
+                                     int root_rank) const {
+  impl_->SaveFullOptimizer(optimizer, archive, root_rank);
+}
+
+void PipelineCore::LoadFullOptimizer(torch::optim::Optimizer& optimizer,
+                                     torch::serialize::InputArchive& archive) const {
+  impl_->LoadFullOptimizer(optimizer, archive);
+}
+
+std::vector<ProcessSet> PipelineCore::RowsOf(const Tensors& parameters) {
+  std::vector<const void*> known;
+  for (const at::Tensor& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
+  return CurrentSession()->pipelines().RowsOf(known);
 }
 
 const std::vector<int>& PipelineCore::stages() const { return impl_->stages(); }

@@ -1,7 +1,8 @@
 #include "frameworks/torch/parallel/pipeline_plan.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/argsort.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cctype>
@@ -84,9 +85,7 @@ PipelinePlan::PipelinePlan(const PipelineOptions& options, std::vector<int> begi
   TakeTags(options);
 }
 
-PipelinePlan::~PipelinePlan() {
-  if (first_tag_ >= 0) row_.set.session->ReturnPipelineTags(first_tag_);
-}
+PipelinePlan::~PipelinePlan() { row_.set.session->pipelines().Remove(this); }
 
 std::string PipelinePlan::Make(const PipelineOptions& options) {
   if (options.timeout().count() <= 0) return "its timeout has to be positive";
@@ -162,27 +161,36 @@ void PipelinePlan::TakeTags(const PipelineOptions& options) {
     }
   }
   const int count = 1 + static_cast<int>(shape().ties.size()) + messages;
-  int end = row_.set.session->FirstPipelineTag(ops::Backend::kMaxTag + 1);
-  if (!is_alone()) {
-    // A rank may have pipelines with other ranks besides.
-    const at::Tensor ends = AllGatherBlocking(at::full({1}, end, at::kLong),
-                                              "sirtaki/pipeline/tags", row_.set, options.timeout());
-    for (std::int64_t i = 0; i < ends.numel(); ++i) {
-      end = std::min(end, static_cast<int>(ends.const_data_ptr<std::int64_t>()[i]));
-    }
+  // The highest tags that are free on all ranks of the row: one may have pipelines with others.
+  constexpr std::int64_t kEnd = ops::Backend::kMaxTag + 1;
+  std::vector<std::int64_t> own = {kEnd, kEnd};
+  for (const auto& [first, end] : row_.set.session->pipelines().TagsInUse()) {
+    own.insert(own.end(), {first, end});
   }
-  if (count > end) {
+  at::Tensor taken = at::tensor(own).view({-1, 2});
+  if (!is_alone()) {
+    taken = AllGatherBlocking(taken, "sirtaki/pipeline/tags", row_.set, options.timeout());
+  }
+  taken = taken.index_select(0, taken.select(1, 1).argsort(0, /*descending=*/true)).contiguous();
+  const std::int64_t* const numbers = taken.const_data_ptr<std::int64_t>();
+  std::int64_t end = kEnd;
+  std::int64_t largest = 0;
+  for (std::int64_t i = 0; i <= taken.size(0) && first_tag_ < 0; ++i) {
+    const std::int64_t below = i < taken.size(0) ? numbers[2 * i + 1] : 0;
+    largest = std::max(largest, end - below);
+    if (end - below >= count) first_tag_ = static_cast<int>(end) - count;
+    if (i < taken.size(0)) end = std::min(end, numbers[2 * i]);
+  }
+  if (first_tag_ < 0) {
     ThrowStatus(core::Status(
         core::StatusCode::kInvalidArgument,
         "the pipeline " + core::Quoted(options.name()) + " needs " + std::to_string(count) +
-            " tags for its messages, and other pipelines leave " + std::to_string(end) + " of " +
-            std::to_string(ops::Backend::kMaxTag + 1) +
-            "; use fewer micro-batches, stages a rank or skip connections, or destroy pipelines "
-            "that "
-            "are not used any more"));
+            " tags for its messages, and other pipelines leave " + std::to_string(largest) +
+            " of " + std::to_string(kEnd) +
+            " in a row; use fewer micro-batches, stages a rank or skip connections, or destroy "
+            "pipelines that are not used any more"));
   }
-  first_tag_ = end - count;
-  row_.set.session->TakePipelineTags(first_tag_);
+  row_.set.session->pipelines().Take(this, {first_tag_, first_tag_ + count});
 }
 
 const std::vector<parallel::Instruction>& PipelinePlan::Instructions(bool training) const {

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "frameworks/torch/session/backward_ends.h"
 #include "frameworks/torch/session/gradient_registry.h"
 #include "frameworks/torch/session/known_calls.h"
+#include "frameworks/torch/session/pipeline_registry.h"
 #include "frameworks/torch/session/session_scope.h"
 #include "session/session.h"
 #include "sirtaki/process_set.h"
@@ -87,21 +87,6 @@ class SessionState {
   // 1 for the first message: its key, which no other rank knows.
   int NextMessageNumber() { return ++messages_; }
 
-  // Pipelines have tags of messages of their own: each those from its first one up to the first one
-  // of the pipelines that were there before. `end`: there are none.
-  int FirstPipelineTag(int end) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return pipeline_tags_.empty() ? end : *pipeline_tags_.begin();
-  }
-  void TakePipelineTags(int first) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pipeline_tags_.insert(first);
-  }
-  void ReturnPipelineTags(int first) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    pipeline_tags_.erase(first);
-  }
-
   void SetInitialSets(std::vector<ProcessSet> sets) {
     const std::lock_guard<std::mutex> lock(mutex_);
     initial_sets_ = std::move(sets);
@@ -128,6 +113,7 @@ class SessionState {
   GradientRegistry& gradients() { return gradients_; }
   BackwardEnds& backward_ends() { return backward_ends_; }
   KnownCalls& known_calls() { return known_calls_; }
+  PipelineRegistry& pipelines() { return pipelines_; }
 
   session::Session& session() { return *session_; }
 
@@ -137,13 +123,13 @@ class SessionState {
   GradientRegistry gradients_;
   BackwardEnds backward_ends_;
   KnownCalls known_calls_;
+  PipelineRegistry pipelines_;
   std::mutex mutex_;  // guards what follows
   std::map<core::SetNumber, int> optimizers_;
   std::map<std::pair<core::SetNumber, std::string>, int> modules_;
   std::vector<ProcessSet> initial_sets_;
   std::map<core::SetNumber, std::shared_ptr<std::atomic<std::uint64_t>>> joins_;
   std::shared_ptr<SaveUnderWay> save_;
-  std::set<int> pipeline_tags_;  // the first of each pipeline
 };
 
 }  // namespace sirtaki::detail

@@ -12,6 +12,15 @@
 #include "sirtaki/detail/gradient_reducer.h"
 #include "sirtaki/export.h"
 #include "sirtaki/optimizer_options.h"
+#include "sirtaki/process_set.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
 
 namespace sirtaki {
 
@@ -54,6 +63,18 @@ class SIRTAKI_API PipelineCore {
   double EvaluateBatch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
   double ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
                       bool error_if_nonfinite);
+
+  // See Pipeline::save_full and its like. `module`: has the layers of this rank.
+  void SaveFull(const torch::nn::Module& module, torch::serialize::OutputArchive& archive,
+                int root_rank) const;
+  void SaveFullOptimizer(torch::optim::Optimizer& optimizer,
+                         torch::serialize::OutputArchive& archive, int root_rank) const;
+  void LoadFullOptimizer(torch::optim::Optimizer& optimizer,
+                         torch::serialize::InputArchive& archive) const;
+
+  // The rows of ranks that train a model together with this rank's parameters of it, each once, in one
+  // order on all ranks. Without parameters: of the pipelines of which this rank has none. Not collective.
+  static std::vector<ProcessSet> RowsOf(const Tensors& parameters);
 
   const std::vector<int>& stages() const;  // of this rank, ascending
   bool is_first() const;                   // this rank has the first stage

@@ -28,6 +28,14 @@ def _sets_of_parts(optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
     return list(dict.fromkeys(_existing(one) for one in map(_C.split_set_of, parameters) if one is not None))
 
 
+def _rows(optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
+    """The ranks that have the other stages of the pipeline that the optimizer's parameters belong to, if they do."""
+    if not _C.is_initialized():
+        return []
+    return [_existing(row) for row in
+            _C.pipeline_rows_of([parameter for group in optimizer.param_groups for parameter in group["params"]])]
+
+
 @contextlib.contextmanager
 def _shards_in_groups(optimizer: Any) -> Iterator[None]:
     """Within this context the groups have what this rank keeps of gradients, if that is shards. Of each device there is
@@ -53,11 +61,14 @@ def _shards_in_groups(optimizer: Any) -> Iterator[None]:
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler, which here also waits for the averaged gradients of a DistributedOptimizer, so that a program
     only calls ``unscale_`` and ``step``; both are collective then. torch's own GradScaler works with Horovod's recipe:
-    synchronize(), unscale_(), and step() within skip_synchronize()."""
+    synchronize(), unscale_(), and step() within skip_synchronize(). The stages of a Pipeline make a step together, or none
+    does; with torch's own GradScaler their scales would drift apart."""
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
+        if self._enabled and self._scale is None and _rows(optimizer):  # the loss is scaled by the last stage alone
+            self._lazy_init_scale_growth_tracker(optimizer.param_groups[0]["params"][0].device)
         with _shards_in_groups(optimizer):
             super().unscale_(optimizer)
         if not self._enabled:
@@ -67,11 +78,23 @@ class GradScaler(torch.amp.GradScaler):
         for process_set in sets + _sets_of_parts(optimizer):
             for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 allreduce_(found, op=Max, process_set=process_set)
+        rows = _rows(optimizer)
+        if not rows:
+            return
+        found_inf = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not found_inf:  # this rank has no gradients
+            found_inf[torch.device("cpu")] = torch.zeros(())
+        # Stages may be on other devices, and on other numbers of them.
+        flag = torch.stack([found.cpu() for found in found_inf.values()]).amax()
+        for row in rows:
+            allreduce_(flag, op=Max, process_set=row)
+        for found in found_inf.values():
+            found.copy_(flag)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        if self._enabled and (_has_own_gradients(optimizer) or _sets_of_parts(optimizer)):
+        if self._enabled and (_has_own_gradients(optimizer) or _sets_of_parts(optimizer) or _rows(optimizer)):
             # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
             if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
                 self.unscale_(optimizer)
