@@ -511,6 +511,25 @@ def test_a_tied_parameter_is_one_in_the_unsplit_optimizer(rank, size):
         assert torch.equal(again.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
+def test_the_state_of_parts_of_layers_is_refused(size):
+    """It would pass for that of the whole layers."""
+    made = hvd.mesh({"pipe": -1, "tensor": 2 if size % 2 == 0 else 1})
+    layers = [lambda: hvd.ColumnParallelLinear(WIDTH, WIDTH, gather_output=True, process_set=made.set("tensor"))] * made.size("pipe")
+    model = pipeline(layers, mesh=made)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model.train_batch(*data())
+    optimizer.step()
+    if made.size("tensor") == 1:
+        assert len(model.full_optimizer_state_dict(optimizer)["state"]) == 2 * made.size("pipe")
+    else:
+        with pytest.raises(hvd.InvalidArgumentError, match="a part of a parameter that is split over ranks"):
+            model.full_optimizer_state_dict(optimizer)
+    del model, layers
+    gc.collect()
+    for row in (row for axis in made.axes for row in made.sets(axis)):
+        hvd.remove_process_set(row)
+
+
 def test_states_that_do_not_fit_are_refused(rank):
     model = pipeline()
     state = model.full_state_dict()

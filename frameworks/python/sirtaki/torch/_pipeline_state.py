@@ -81,6 +81,9 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Dict[torch.Tensor, str]) 
             if parameter not in names:
                 raise InvalidArgumentError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the "
                                            "pipeline's")
+            if _C.split_set_of(parameter) is not None:
+                raise InvalidArgumentError(f"{names[parameter]!r} is a part of a parameter that is split over ranks, whose state is "
+                                           "of that part; save the optimizer's own state_dict() on each rank")
     options = [{key: value for key, value in group.items() if key not in ("params", "param_names")}
                for group in optimizer.param_groups]
     return _Groups(options, [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups])
