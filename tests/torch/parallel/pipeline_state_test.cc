@@ -14,6 +14,7 @@
 #include "sirtaki/mesh.h"
 #include "sirtaki/optimizer.h"
 #include "sirtaki/pipeline.h"
+#include "sirtaki/tensor_parallel.h"
 #include "tests/torch/parallel/pipeline_training.h"
 #include "tests/torch/torch_ranks.h"
 
@@ -290,6 +291,49 @@ TEST(PipelineStateTest, WhatDoesNotFitIsToldOnAllRanks) {
     EXPECT_TRUE(
         torch::equal(torch::nn::utils::parameters_to_vector(pipeline.parameters()), before));
   });
+}
+
+TEST(PipelineStateTest, SplitLayersAreSavedWholeAndTakeTheirParts) {
+  const auto value = [](int layer, const at::Tensor& whole) {
+    return torch::arange(whole.numel()).add(100.0 * layer).view(whole.sizes());
+  };
+  std::string saved;
+  RunTorchRanks(4, [&](int rank) {
+    const Mesh grid = mesh({{"pipe", 2}, {"tensor", 2}});
+    const std::vector<PipelineFactory> layers(2, [&] {
+      return PipelineStage(ColumnParallelLinear(
+          ColumnParallelLinearOptions(3, 3).gather_output(true).process_set(grid.set("tensor"))));
+    });
+    Pipeline pipeline(layers, torch::nn::MSELoss(), InParts().mesh(grid));
+    const int layer = pipeline.stages().front();
+    for (const auto& parameter : pipeline.parameters()) {
+      fill_whole(parameter, [&](torch::Tensor whole) { whole.copy_(value(layer, whole)); });
+    }
+    torch::serialize::OutputArchive archive;
+    pipeline.save_full(archive);
+    if (rank == 3) saved = BytesOf(archive);
+    for (const auto& parameter : pipeline.parameters()) {
+      fill_whole(parameter, [](torch::Tensor whole) { whole.zero_(); });
+    }
+    auto whole_model = ArchiveOf(BytesOf(archive));
+    pipeline.load_full(whole_model);
+    for (const auto& parameter : pipeline.parameters()) {
+      const torch::Tensor whole = whole_of(parameter);
+      EXPECT_TRUE(torch::equal(whole, value(layer, whole)));
+    }
+    torch::optim::SGD optimizer(pipeline.parameters(), 0.1);
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] { pipeline.save_full_optimizer(optimizer, archive); }),
+                HasSubstr("is a part of a parameter that is split over ranks"));
+  });
+  torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::Linear(3, 3));
+  auto archive = ArchiveOf(saved);
+  net->load(archive);
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const auto& parameter : net->ptr(static_cast<std::size_t>(layer))->parameters()) {
+      EXPECT_TRUE(torch::equal(parameter, value(layer, parameter)));
+    }
+  }
 }
 
 // An infinite gradient in one stage of one copy keeps all of them from the step.
