@@ -157,7 +157,10 @@ def train(settings):
         for rows in order.split(settings.batch_size)[:steps]:
             optimizer.zero_grad()
             loss_sum += loss_of(net, windows[rows], train=True)
-            net.clip_grad_norm_(optimizer, 1.0) if settings.pipeline > 1 else optimizer.clip_grad_norm_(1.0)
+            if settings.pipeline > 1:
+                net.clip_grad_norm_(optimizer, 1.0)
+            else:
+                optimizer.clip_grad_norm_(1.0)
             optimizer.step()
             scheduler.step()
         loss = hvd.metric_average(loss_sum.item() / steps, name="loss")
