@@ -209,6 +209,7 @@ void FakeGpus::State::Run(bool held_too) {
         open.erase(next);
       }
     }
+    moved |= std::exchange(has_sent, false);
   }
 }
 

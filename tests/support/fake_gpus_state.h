@@ -93,6 +93,13 @@ struct FakeWindow {
   std::set<int> ranks;  // that have come
 };
 
+// A message whose send its stream has come to, and which stands there until its receive has taken it.
+struct FakeMail {
+  FakeRange from;
+  bool is_sent = false;
+  bool is_taken = false;
+};
+
 struct FakeGroup {  // all ranks of a unique id
   // Whether two ranks of a host have the same device.
   bool HasDeviceTwice(int hosts) const;
@@ -100,7 +107,7 @@ struct FakeGroup {  // all ranks of a unique id
   int size = 0;
   std::map<int, int> ranks;  // that have joined, with their devices
   std::map<std::uint64_t, FakeMeeting> meetings;
-  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> mail;  // by sender, receiver
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<FakeMail>>> mail;  // by sender, receiver
   std::map<std::uint64_t, FakeWindow> windows;
   // These ranks have called: NCCL connects them at their first message, and at their first
   // collective by an algorithm, for which its function and its size stand here.
@@ -212,6 +219,7 @@ struct FakeGpus::State {
   int aborting = 0;  // calls that have not returned
   std::chrono::milliseconds wait_limit = std::chrono::seconds(30);
   std::uint64_t operations = 0;  // that were put into streams
+  bool has_sent = false;         // a send has come to its turn, for which a receive may be waiting
   int next_number = 1;
   std::map<ops::cuda::StreamHandle, std::unique_ptr<FakeStream>> streams;
   std::map<int, FakeStream> default_streams;  // by device

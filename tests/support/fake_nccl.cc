@@ -39,12 +39,25 @@ bool IsInStreams(FakeGpus::State& s, const FakeComm& comm) {
   });
 }
 
+// What a group has in one stream is one kernel: none of its parts waits for another one.
 void LaunchAll(FakeGpus::State& s, const std::shared_ptr<FakeComm>& comm) {
+  struct Kernel {
+    std::vector<std::function<bool(FakeComm&)>> parts;
+    FakeRanges uses;
+  };
+  std::map<FakeStream*, Kernel> kernels;
   for (FakeLaunch& launch : comm->launches) {
-    s.Enqueue(*launch.stream, {[comm, run = std::move(launch.run)] {
-                                 return comm->aborted || *comm->told || run(*comm);
-                               },
-                               std::move(launch.uses), comm.get()});
+    Kernel& kernel = kernels[launch.stream];
+    kernel.parts.push_back(std::move(launch.run));
+    kernel.uses.insert(kernel.uses.end(), launch.uses.begin(), launch.uses.end());
+  }
+  for (auto& [stream, kernel] : kernels) {
+    s.Enqueue(*stream, {[comm, parts = std::move(kernel.parts)]() mutable {
+                          if (comm->aborted || *comm->told) return true;
+                          std::erase_if(parts, [&comm](const auto& part) { return part(*comm); });
+                          return parts.empty();
+                        },
+                        std::move(kernel.uses), comm.get()});
   }
   comm->launches.clear();
 }

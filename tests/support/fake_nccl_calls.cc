@@ -181,10 +181,13 @@ Result Send(const void* input, std::size_t count, DataType type, int peer, CommH
   launch.stream = &to;
   launch.to = peer;
   launch.uses = {{input, bytes}};
-  launch.run = [peer, input, bytes](FakeComm& self) {
-    const auto* from = static_cast<const std::byte*>(input);
-    self.group->mail[{self.rank, peer}].emplace_back(from, from + bytes);
-    return true;
+  auto mail = std::make_shared<FakeMail>(FakeMail{.from = {input, bytes}});
+  launch.run = [peer, mail = std::move(mail)](FakeComm& self) {
+    if (!std::exchange(mail->is_sent, true)) {
+      self.group->mail[{self.rank, peer}].push_back(mail);
+      TheFakeGpus().has_sent = true;
+    }
+    return mail->is_taken;
   };
   return call.Launch(std::move(launch));
 }
@@ -203,8 +206,10 @@ Result Recv(void* output, std::size_t count, DataType type, int peer, CommHandle
   launch.run = [peer, output, bytes](FakeComm& self) {
     auto& mail = self.group->mail[{peer, self.rank}];
     if (mail.empty()) return false;
-    if (mail.front().size() != bytes) FailAsMisuse("ncclRecv of another size than its ncclSend");
-    if (bytes > 0) std::memcpy(output, mail.front().data(), bytes);
+    const FakeRange& from = mail.front()->from;
+    if (from.bytes != bytes) FailAsMisuse("ncclRecv of another size than its ncclSend");
+    if (bytes > 0) std::memcpy(output, from.begin, bytes);
+    mail.front()->is_taken = true;
     mail.pop_front();
     return true;
   };

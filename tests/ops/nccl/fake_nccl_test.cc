@@ -120,6 +120,55 @@ TEST_F(FakeNcclTest, TheFirstMessageIsInProgressUntilBothRanksHaveCalled) {
   EXPECT_EQ(got, 1);
 }
 
+// Two ranks of a communicator that have had a message from the first to the second.
+struct Connected {
+  std::vector<CommHandle> comms;
+  std::vector<cuda::StreamHandle> streams;
+};
+Connected Connect(FakeGpus& gpus, const std::vector<CommHandle>& comms) {
+  Connected made{comms, {gpus.MakeStream(0), gpus.MakeStream(1)}};
+  static float value = 0;
+  static float got = 0;
+  const Api& api = gpus.nccl();
+  EXPECT_EQ(api.Send(&value, 1, DataType::kFloat32, 1, comms[0], made.streams[0]),
+            Result::kInProgress);
+  EXPECT_EQ(api.Recv(&got, 1, DataType::kFloat32, 0, comms[1], made.streams[1]), Result::kSuccess);
+  Result result = Result::kInProgress;
+  EXPECT_EQ(api.CommGetAsyncError(comms[0], &result), Result::kSuccess);
+  gpus.RunDevices();
+  return made;
+}
+
+TEST_F(FakeNcclTest, ASendStandsInItsStreamUntilItsReceiveIsThere) {
+  const UniqueId id = Id();
+  std::vector<CommHandle> comms;
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank, rank));
+  for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
+  const auto [both, streams] = Connect(gpus_, comms);
+  float got = 0;
+  char behind = 0;
+  EXPECT_EQ(api_.Send(&value_, 1, DataType::kFloat32, 1, both[0], streams[0]), Result::kSuccess);
+  gpus_.PutWrite(streams[0], &behind, 1, 1);
+  gpus_.RunDevices();
+  EXPECT_EQ(behind, 0);
+  EXPECT_EQ(api_.Recv(&got, 1, DataType::kFloat32, 0, both[1], streams[1]), Result::kSuccess);
+  gpus_.RunDevices();
+  EXPECT_EQ(got, 1);
+  EXPECT_EQ(behind, 1);
+}
+
+TEST_F(FakeNcclDeathTest, MessagesThatAreCalledInAnotherOrderDoNotFit) {
+  const UniqueId id = Id();
+  std::vector<CommHandle> comms;
+  for (int rank = 0; rank < 2; ++rank) comms.push_back(Begin(id, 2, rank, rank));
+  for (CommHandle comm : comms) ASSERT_EQ(Await(comm), Result::kSuccess);
+  const auto [both, streams] = Connect(gpus_, comms);
+  float got[2] = {};
+  EXPECT_EQ(api_.Send(&value_, 1, DataType::kFloat32, 1, both[0], streams[0]), Result::kSuccess);
+  EXPECT_EQ(api_.Recv(got, 2, DataType::kFloat32, 0, both[1], streams[1]), Result::kSuccess);
+  EXPECT_DEATH(gpus_.RunDevices(), "ncclRecv of another size than its ncclSend");
+}
+
 TEST_F(FakeNcclTest, TheGoodByeIsInProgressUntilTheStreamsAreThrough) {
   CommHandle comm = Alone();
   cuda::StreamHandle stream = gpus_.MakeStream();
