@@ -37,7 +37,7 @@ Status CreateGroup(Comm world, const RankRanges& members, int tag, Comm* made) {
 
 // Sessions that have the same communicator of messages have tags of their own there, as long as MPI
 // has enough of them. A session's take this many.
-constexpr int kTagsOfASession = ops::Backend::kMaxTag + 1;
+constexpr int kTagsOfASession = ops::Backend::kAnswerTag + 1;
 
 // How many tags a communicator has.
 Status TagsOf(Comm comm, std::int64_t* tags) {

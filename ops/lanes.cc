@@ -214,21 +214,30 @@ void Lanes::StartP2p(core::WorkPtr work, core::TimePoint now) {
     return host_->StartP2p(std::move(work), now);
   }
   nccl::DeviceP2p& p2p = DeviceP2pOf(cuda::AsDeviceWork(*work).device);
-  nccl::DeviceP2p::HostPart part = p2p.Start(std::move(work));
+  nccl::DeviceP2p::HostPart part = p2p.Start(std::move(work), now);
   if (part.work == nullptr) return;
-  host_->StartP2p(std::move(part.work), now, std::move(part.there));
+  host_->StartP2p(std::move(part.work), now, std::move(part.there), std::move(part.carrier));
 }
 
 nccl::DeviceP2p& Lanes::DeviceP2pOf(const std::shared_ptr<cuda::Device>& device) {
   core::MutexLock lock(mutex_);
+  // The pairs are those of two ranks: of their first GPUs.
+  const bool is_first = device_p2ps_.empty();
   std::unique_ptr<nccl::DeviceP2p>& p2p = device_p2ps_[device.get()];
-  if (p2p == nullptr) {
-    p2p = std::make_unique<nccl::DeviceP2p>(
-        nccl::DeviceP2pOptions{.device = device,
-                               .rank = options_.host.rank,
-                               .on_failure = options_.host.on_failure,
-                               .on_progress = options_.host.on_progress});
-  }
+  if (p2p != nullptr) return *p2p;
+  const bool may_share = !options_.nccl_direct || options_.nccl_shares;
+  p2p = std::make_unique<nccl::DeviceP2p>(nccl::DeviceP2pOptions{
+      .pairs = {.device = device,
+                .communicators = is_first && may_share ? communicators_ : nullptr,
+                .introduce = [nccl = nccl_](bool first) { return nccl->Introduce(first); },
+                .limit = options_.nccl_limit,
+                .direct = options_.nccl_direct,
+                .max_ctas = options_.nccl_max_ctas,
+                .cta_policy = options_.nccl_cta_policy},
+      .least_direct_bytes = options_.least_direct_bytes,
+      .rank = options_.host.rank,
+      .on_failure = options_.host.on_failure,
+      .on_progress = options_.host.on_progress});
   return *p2p;
 }
 
@@ -239,6 +248,13 @@ std::vector<nccl::DeviceLane*> Lanes::DeviceLanes() const {
     if (lane != nullptr) lanes.push_back(lane.get());
   }
   return lanes;
+}
+
+std::vector<nccl::DeviceP2p*> Lanes::DeviceP2ps() const {
+  std::vector<nccl::DeviceP2p*> p2ps;
+  core::MutexLock lock(mutex_);
+  for (const auto& [device, p2p] : device_p2ps_) p2ps.push_back(p2p.get());
+  return p2ps;
 }
 
 bool Lanes::Idle() const {
@@ -254,6 +270,11 @@ std::vector<core::RunningOperation> Lanes::Running() const {
       operations.push_back(std::move(operation));
     }
   }
+  for (const nccl::DeviceP2p* p2p : DeviceP2ps()) {
+    for (core::RunningOperation& operation : p2p->Running()) {
+      operations.push_back(std::move(operation));
+    }
+  }
   std::stable_sort(operations.begin(), operations.end(),
                    [](const auto& a, const auto& b) { return a.since < b.since; });
   return operations;
@@ -262,12 +283,7 @@ std::vector<core::RunningOperation> Lanes::Running() const {
 void Lanes::Abandon(const Status& why) {
   host_->Abandon(why);
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);
-  std::vector<nccl::DeviceP2p*> p2ps;
-  {
-    core::MutexLock lock(mutex_);
-    for (const auto& [device, p2p] : device_p2ps_) p2ps.push_back(p2p.get());
-  }
-  for (nccl::DeviceP2p* p2p : p2ps) p2p->Abandon(why);
+  for (nccl::DeviceP2p* p2p : DeviceP2ps()) p2p->Abandon(why);
 }
 
 }  // namespace sirtaki::ops

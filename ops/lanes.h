@@ -1,12 +1,13 @@
 // The executor of a rank: its host lanes, and a lane for each of its GPUs. A batch is planned as a
 // whole, and its groups, which never mix devices, go to the lanes of their devices. Messages of
-// tensors on a device are the host's, in pinned memory.
+// tensors on a device go by NCCL, or are the host's, in pinned memory.
 //
 // The first group of a set on a device brings a second operation into the order, on the large host
 // lane: the members tell each other NCCL's unique id, and what keeps one of them from using its
 // GPU, so that all fail with one cause. A rank whose first use of a GPU it is opens NCCL there.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -36,6 +37,9 @@ struct LanesOptions {
   bool nccl_shares = true;  // NCCL's variable NCCL_COMM_SPLIT_SHARE_RESOURCES is not 0
   int nccl_max_ctas = nccl::kUndefined;
   int nccl_cta_policy = nccl::kUndefined;
+  // Messages of at least so many bytes go by NCCL between GPUs. A smaller one is through pinned memory
+  // in less than the answer takes for which one by NCCL waits.
+  std::int64_t least_direct_bytes = std::int64_t{256} << 10;
 };
 
 // Lanes are used as HostLanes. Work on a device is a cuda::DeviceWork.
@@ -70,6 +74,7 @@ class Lanes : public core::Executor {
   nccl::DeviceP2p& DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
   std::vector<nccl::DeviceLane*> DeviceLanes() const SIRTAKI_EXCLUDES(mutex_);
+  std::vector<nccl::DeviceP2p*> DeviceP2ps() const SIRTAKI_EXCLUDES(mutex_);
 
   const LanesOptions options_;
   const std::shared_ptr<Nccl> nccl_;

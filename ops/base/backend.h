@@ -145,11 +145,13 @@ class Backends {
 
   // Messages between two ranks of the world, beside the channels. They match by (sender, receiver,
   // tag) in the order of the calls. Polled, whatever the lanes do; called under the token. A sender
-  // may be its own receiver. Tags from 0 to kMaxTag. Both sides give the same number of bytes:
-  // another one may be an error of the receive. A send is finished when its memory may be changed;
-  // whether that is before it is received is the medium's affair. Messages may be destroyed
-  // unfinished without a fault; their memory must stay alive even so, as WhenMessagesLetGo says.
+  // may be its own receiver. Tags from 0 to kMaxTag are a program's, and kAnswerTag is the lanes'
+  // own. Both sides give the same number of bytes: another one may be an error of the receive. A send
+  // is finished when its memory may be changed; whether that is before it is received is the medium's
+  // affair. Messages may be destroyed unfinished without a fault; their memory must stay alive even
+  // so, as WhenMessagesLetGo says.
   static constexpr int kMaxTag = 32000;
+  static constexpr int kAnswerTag = kMaxTag + 1;
   virtual std::unique_ptr<Completion> SendMessage(int to, int tag, const void* memory,
                                                   std::int64_t bytes) = 0;
   virtual std::unique_ptr<Completion> ReceiveMessage(int from, int tag, void* memory,

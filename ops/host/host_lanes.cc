@@ -82,8 +82,9 @@ void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now) {
   impl_->messages.Start(std::move(work), now);
 }
 
-void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there) {
-  impl_->messages.Start(std::move(work), now, std::move(there));
+void HostLanes::StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there,
+                         std::shared_ptr<P2pCarrier> carrier) {
+  impl_->messages.Start(std::move(work), now, std::move(there), std::move(carrier));
 }
 
 bool HostLanes::Step() {

@@ -54,8 +54,9 @@ class HostLanes : public core::Executor {
               core::TimePoint now) override;
   void RemoveSet(core::SetNumber set, core::WorkPtr work, core::TimePoint now) override;
   void StartP2p(core::WorkPtr work, core::TimePoint now) override;
-  // StartP2p begins a message whose memory somebody else brings.
-  void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there);
+  // StartP2p begins a message whose memory somebody else brings, if its carrier does not take it.
+  void StartP2p(core::WorkPtr work, core::TimePoint now, P2pGate there,
+                std::shared_ptr<P2pCarrier> carrier = nullptr);
   bool Step() override;
   bool NeedsStepping() const override;
   bool NeedsPolling() const override;

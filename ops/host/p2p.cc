@@ -35,11 +35,14 @@ std::string P2pText(const core::Work& work) {
          ", tag " + std::to_string(work.tag) + LabelOf(work);
 }
 
-void P2p::Start(core::WorkPtr work, core::TimePoint now, P2pGate there) {
+void P2p::Start(core::WorkPtr work, core::TimePoint now, P2pGate there,
+                std::shared_ptr<P2pCarrier> carrier) {
   auto message = std::make_unique<Message>();
   message->work = std::move(work);
   message->since = now;
   message->there = std::move(there);
+  if (carrier != nullptr) message->way = Way::kOpen;
+  message->carrier = std::move(carrier);
   if (!lane_.Take(*message, /*queues=*/false)) return;
   const core::Work& asked = *message->work;
   const Line line{asked.peer, asked.tag};
@@ -57,24 +60,93 @@ bool P2p::IsThere(const Message& message) {
   return message.there == nullptr || message.there->load(std::memory_order_acquire);
 }
 
-// Those of the line whose memory is there, up to the first whose is not.
+void P2p::SendHeader(Message& message, const P2pHeader& header) {
+  message.header = Encode(header);
+  message.header_operation =
+      backend_.SendMessage(message.work->peer, message.work->tag, message.header.data(),
+                           static_cast<std::int64_t>(kMessageHeaderBytes));
+}
+
+void P2p::MakeOffer(Message& message) {
+  P2pHeader header = HeaderOf(*message.work);
+  header.offer = message.carrier->Offer();
+  if (header.offer == 0) {
+    message.way = Way::kHost;
+    message.carrier->Bring();
+    return;
+  }
+  message.way = Way::kOffered;
+  SendHeader(message, header);
+  Answers& answers = answers_[message.work->peer];
+  if (answers.expected++ == 0) ListenForAnswer(message.work->peer, answers);
+}
+
+// Those of the line whose memory is there, or which need none, up to the first that waits.
 void P2p::SendReady(const Line& line) {
   const auto unsent = unsent_.find(line);
   if (unsent == unsent_.end()) return;
   std::deque<Message*>& waiting = unsent->second;
-  while (!waiting.empty() && IsThere(*waiting.front())) {
+  while (!waiting.empty()) {
     Message& message = *waiting.front();
+    if (message.way == Way::kOpen) MakeOffer(message);
+    if (message.way == Way::kOffered) return;
+    if (message.way == Way::kHost) {
+      if (!IsThere(message)) return;
+      const core::Work& asked = *message.work;
+      const P2pHeader header = HeaderOf(asked);
+      if (message.header_operation == nullptr) SendHeader(message, header);
+      if (header.bytes() > 0) {
+        message.bytes_operation =
+            backend_.SendMessage(asked.peer, asked.tag, asked.input, header.bytes());
+      }
+    }
+    message.has_left_line = true;
     waiting.pop_front();
-    const core::Work& asked = *message.work;
-    const P2pHeader header = HeaderOf(asked);
-    message.header = Encode(header);
-    message.header_operation =
-        backend_.SendMessage(asked.peer, asked.tag, message.header.data(), kMessageHeaderBytes);
-    if (header.bytes() == 0) continue;
-    message.bytes_operation =
-        backend_.SendMessage(asked.peer, asked.tag, asked.input, header.bytes());
   }
-  if (waiting.empty()) unsent_.erase(unsent);
+  unsent_.erase(unsent);
+}
+
+void P2p::ListenForAnswer(int peer, Answers& answers) {
+  answers.operation = backend_.ReceiveMessage(peer, Backend::kAnswerTag, answers.bytes.data(),
+                                              static_cast<std::int64_t>(kAnswerBytes));
+}
+
+Status P2p::TakeAnswers(int peer, Answers& answers, bool* moved) {
+  while (answers.expected > 0) {
+    Status status;
+    if (!HasFinished(answers.operation, &status)) return status;
+    *moved = true;
+    P2pAnswer answer;
+    int tag = 0;
+    status = Decode(answers.bytes, &answer, &tag);
+    if (!status.ok()) return status;
+    const auto line = unsent_.find({peer, tag});
+    if (line == unsent_.end() || line->second.front()->way != Way::kOffered) {
+      return {StatusCode::kProtocol, "rank " + std::to_string(peer) + " has answered tag " +
+                                         std::to_string(tag) + ", where nothing was offered"};
+    }
+    Message& message = *line->second.front();
+    message.carrier->Take(answer);
+    message.way = answer.kind == P2pAnswer::Kind::kGo ? Way::kCarried : Way::kHost;
+    if (message.way == Way::kHost) message.carrier->Bring();
+    answers.operation.reset();
+    if (--answers.expected > 0) ListenForAnswer(peer, answers);
+    SendReady(line->first);
+  }
+  return Status::Ok();
+}
+
+core::WorkPtr P2p::Unanswered(int peer) const {
+  for (const auto& [line, waiting] : unsent_) {
+    if (line.first == peer && waiting.front()->way == Way::kOffered) return waiting.front()->work;
+  }
+  return nullptr;
+}
+
+P2p::Failure P2p::FailureOf(const Status& status, const core::WorkPtr& work) const {
+  core::Origin origin = status.origin();
+  if (origin.rank < 0) origin.rank = rank_;
+  return {{status.code(), P2pText(*work) + ": " + status.message(), std::move(origin)}, work};
 }
 
 // The first receive of the line begins to wait for its header.
@@ -86,6 +158,15 @@ void P2p::Listen(const Line& line) {
 
 bool P2p::Step(std::optional<Failure>* failure) {
   bool moved = false;
+  // The answers first: what their sender has started since may wait for what they say.
+  for (auto& [peer, answers] : answers_) {
+    if (answers.expected == 0) continue;
+    const core::WorkPtr asked = Unanswered(peer);
+    if (Status status = TakeAnswers(peer, answers, &moved); !status.ok()) {
+      *failure = FailureOf(status, asked);
+      return true;
+    }
+  }
   for (std::size_t i = 0; i < under_way_.size();) {
     Message& message = *under_way_[i];
     Status status;
@@ -97,11 +178,7 @@ bool P2p::Step(std::optional<Failure>* failure) {
       continue;
     }
     if (!status.ok() && status.code() != StatusCode::kMismatch) {
-      core::Origin origin = status.origin();
-      if (origin.rank < 0) origin.rank = rank_;
-      *failure = Failure{
-          {status.code(), P2pText(*message.work) + ": " + status.message(), std::move(origin)},
-          message.work};
+      *failure = FailureOf(status, message.work);
       return true;
     }
     const MessagePtr finished = std::move(under_way_[i]);
@@ -113,9 +190,9 @@ bool P2p::Step(std::optional<Failure>* failure) {
 }
 
 P2p::Advance P2p::AdvanceSend(Message& message, Status* status) {
-  if (message.header_operation == nullptr) {
+  if (!message.has_left_line) {
     SendReady({message.work->peer, message.work->tag});
-    return message.header_operation == nullptr ? Advance::kWaiting : Advance::kMoved;
+    return message.has_left_line ? Advance::kMoved : Advance::kWaiting;
   }
   const bool all =
       HasFinished(message.header_operation, status) && HasFinished(message.bytes_operation, status);
@@ -129,12 +206,18 @@ P2p::Advance P2p::AdvanceReceive(Message& message, Status* status) {
     if (!HasFinished(message.header_operation, status)) {
       return status->ok() ? Advance::kWaiting : Advance::kDone;
     }
-    if (!IsThere(message)) return Advance::kWaiting;
     *status = TakeHeader(message);
     if (!status->ok()) return Advance::kDone;
     moved = true;
   }
-  if (!HasFinished(message.bytes_operation, status)) {
+  if (!message.has_left_line) {
+    const bool needs_memory = message.way == Way::kHost && message.scratch == nullptr;
+    if (needs_memory && !IsThere(message)) return moved ? Advance::kMoved : Advance::kWaiting;
+    ReceiveBytes(message);
+    moved = true;
+  }
+  if (!HasFinished(message.answer_operation, status) ||
+      !HasFinished(message.bytes_operation, status)) {
     if (!status->ok()) return Advance::kDone;
     return moved ? Advance::kMoved : Advance::kWaiting;
   }
@@ -142,30 +225,52 @@ P2p::Advance P2p::AdvanceReceive(Message& message, Status* status) {
   return Advance::kDone;
 }
 
-// Begins to receive the bytes, and lets the next receive of the line listen.
 Status P2p::TakeHeader(Message& message) {
   const core::Work& work = *message.work;
   P2pHeader sent;
   if (Status status = Decode(message.header, &sent); !status.ok()) return status;
   const P2pHeader expected = HeaderOf(work);
-  void* memory = work.output;
-  const std::int64_t bytes = sent.bytes();
+  message.bytes = sent.bytes();
   if (sent != expected) {
     message.verdict = Status(StatusCode::kMismatch,
                              P2pText(work) + ": expected " + expected.ToString() + ", rank " +
                                  std::to_string(work.peer) + " sent " + sent.ToString(),
                              core::Origin{rank_, {}, {}});
-    message.scratch.reset(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes)]);
+    message.scratch.reset(new (std::nothrow) std::byte[static_cast<std::size_t>(message.bytes)]);
     if (message.scratch == nullptr) {
       return {StatusCode::kBackend, "out of host memory for " + sent.ToString() + ", where " +
                                         expected.ToString() + " was expected"};
     }
-    memory = message.scratch.get();
   }
   message.has_header = true;
-  if (bytes > 0) {
-    message.bytes_operation = backend_.ReceiveMessage(work.peer, work.tag, memory, bytes);
+  DecideWay(message, sent.offer);
+  return Status::Ok();
+}
+
+// A send that offers something waits for an answer, whatever becomes of it here.
+void P2p::DecideWay(Message& message, std::uint16_t offer) {
+  if (offer != 0) {
+    P2pAnswer answer;
+    if (message.carrier != nullptr && message.verdict.ok()) answer = message.carrier->Answer(offer);
+    message.answer = Encode(answer, message.work->tag);
+    message.answer_operation =
+        backend_.SendMessage(message.work->peer, Backend::kAnswerTag, message.answer.data(),
+                             static_cast<std::int64_t>(kAnswerBytes));
+    if (answer.kind == P2pAnswer::Kind::kGo) message.way = Way::kCarried;
   }
+  if (message.way != Way::kOpen) return;
+  message.way = Way::kHost;
+  message.carrier->Bring();
+}
+
+// Begins to receive the bytes, if the host has any, and lets the next receive of the line listen.
+void P2p::ReceiveBytes(Message& message) {
+  const core::Work& work = *message.work;
+  if (message.way == Way::kHost && message.bytes > 0) {
+    void* const memory = message.scratch != nullptr ? message.scratch.get() : work.output;
+    message.bytes_operation = backend_.ReceiveMessage(work.peer, work.tag, memory, message.bytes);
+  }
+  message.has_left_line = true;
   const auto line = listening_.find({work.peer, work.tag});
   line->second.pop_front();
   if (line->second.empty()) {
@@ -173,7 +278,6 @@ Status P2p::TakeHeader(Message& message) {
   } else {
     Listen(line->first);
   }
-  return Status::Ok();
 }
 
 void P2p::Task::AddRunning(std::vector<core::RunningOperation>* list) const {
@@ -186,9 +290,12 @@ std::shared_ptr<void> P2p::Release() {
   listening_.clear();
   for (const MessagePtr& message : under_way_) {
     message->header_operation.reset();
+    message->answer_operation.reset();
     message->bytes_operation.reset();
   }
-  return std::make_shared<std::vector<MessagePtr>>(std::move(under_way_));
+  for (auto& [peer, answers] : answers_) answers.operation.reset();
+  using Kept = std::pair<std::vector<MessagePtr>, std::map<int, Answers>>;
+  return std::make_shared<Kept>(std::move(under_way_), std::move(answers_));
 }
 
 }  // namespace sirtaki::ops

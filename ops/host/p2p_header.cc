@@ -1,5 +1,7 @@
 #include "ops/host/p2p_header.h"
 
+#include <algorithm>
+
 #include "core/base/check.h"
 
 namespace sirtaki::ops {
@@ -10,11 +12,14 @@ using core::StatusCode;
 
 constexpr std::size_t kDTypeAt = 4;
 constexpr std::size_t kDimensionsAt = 5;
-constexpr std::size_t kNothingAt = 6;
+constexpr std::size_t kOfferAt = 6;
 constexpr std::size_t kBytesAt = 8;
 constexpr std::size_t kShapeAt = 16;
+constexpr std::size_t kKindAt = 4;
+constexpr std::size_t kTagAt = 6;
+constexpr std::size_t kWordAt = 8;
 
-void Put(P2pHeaderBytes& bytes, std::size_t at, std::uint64_t value, std::size_t size) {
+void Put(std::span<std::byte> bytes, std::size_t at, std::uint64_t value, std::size_t size) {
   for (std::size_t i = 0; i < size; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
 }
 
@@ -66,7 +71,7 @@ std::string P2pHeader::ToString() const {
 }
 
 P2pHeader HeaderOf(const core::Work& work) {
-  return {work.request.signature()->dtype, work.request.signature()->shape};
+  return {.dtype = work.request.signature()->dtype, .shape = work.request.signature()->shape};
 }
 
 P2pHeaderBytes Encode(const P2pHeader& header) {
@@ -75,6 +80,7 @@ P2pHeaderBytes Encode(const P2pHeader& header) {
   Put(bytes, 0, kMessageMagic, 4);
   Put(bytes, kDTypeAt, static_cast<std::uint64_t>(header.dtype), 1);
   Put(bytes, kDimensionsAt, header.shape.size(), 1);
+  Put(bytes, kOfferAt, header.offer, 2);
   for (std::size_t i = 0; i < header.shape.size(); ++i) {
     Put(bytes, kShapeAt + 8 * i, static_cast<std::uint64_t>(header.shape[i]), 8);
   }
@@ -82,9 +88,7 @@ P2pHeaderBytes Encode(const P2pHeader& header) {
 }
 
 Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* header) {
-  if (Get(bytes, 0, 4) != kMessageMagic || Get(bytes, kNothingAt, 2) != 0) {
-    return Nonsense("that this is not a message");
-  }
+  if (Get(bytes, 0, 4) != kMessageMagic) return Nonsense("that this is not a message");
   const std::uint64_t dtype = Get(bytes, kDTypeAt, 1);
   if (dtype >= static_cast<std::uint64_t>(core::kDTypeCount)) {
     return Nonsense("data type " + std::to_string(dtype));
@@ -94,6 +98,7 @@ Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* 
     return Nonsense(std::to_string(dimensions) + " dimensions");
   }
   header->dtype = static_cast<core::DType>(dtype);
+  header->offer = static_cast<std::uint16_t>(Get(bytes, kOfferAt, 2));
   header->shape.clear();
   for (std::size_t i = 0; i < core::kMaxDimensions; ++i) {
     const auto dimension = static_cast<std::int64_t>(Get(bytes, kShapeAt + 8 * i, 8));
@@ -108,6 +113,27 @@ Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* 
   if (!Size(header->dtype, header->shape, &size) || size != said) {
     return Nonsense(std::to_string(said) + " bytes of " + header->ToString());
   }
+  return Status::Ok();
+}
+
+P2pAnswerBytes Encode(const P2pAnswer& answer, int tag) {
+  P2pAnswerBytes bytes{};
+  Put(bytes, 0, kAnswerMagic, 4);
+  Put(bytes, kKindAt, static_cast<std::uint64_t>(answer.kind), 1);
+  Put(bytes, kTagAt, static_cast<std::uint64_t>(tag), 2);
+  std::copy(answer.word.begin(), answer.word.end(), bytes.begin() + kWordAt);
+  return bytes;
+}
+
+Status Decode(std::span<const std::byte, kAnswerBytes> bytes, P2pAnswer* answer, int* tag) {
+  const std::uint64_t kind = Get(bytes, kKindAt, 1);
+  if (Get(bytes, 0, 4) != kAnswerMagic || Get(bytes, kKindAt + 1, 1) != 0 ||
+      kind > static_cast<std::uint64_t>(P2pAnswer::Kind::kNever)) {
+    return {StatusCode::kProtocol, "the answer to a message is wrong"};
+  }
+  answer->kind = static_cast<P2pAnswer::Kind>(kind);
+  *tag = static_cast<int>(Get(bytes, kTagAt, 2));
+  std::copy(bytes.begin() + kWordAt, bytes.end(), answer->word.begin());
   return Status::Ok();
 }
 

@@ -152,7 +152,7 @@ Status InprocPorts::Port::Check(const Side& side, const Envelope& envelope) cons
   const auto [from, to, tag] = side.address;
   const int peer = side.sends ? to : from;
   const bool tagged = envelope.space == Envelope::Space::kCollectives ||
-                      (envelope.tag >= 0 && envelope.tag <= Backend::kMaxTag);
+                      (envelope.tag >= 0 && envelope.tag <= Backend::kAnswerTag);
   if (peer >= 0 && peer < size_ && tagged && side.bytes >= 0) return Status::Ok();
   return {StatusCode::kInvalidArgument,
           "rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " cannot " +
@@ -165,7 +165,7 @@ std::unique_ptr<Completion> InprocPorts::Port::Post(Envelope envelope,
                                                     std::span<const wire::Send> sends) {
   const int tag = envelope.space == Envelope::Space::kMessages
                       ? envelope.tag
-                      : Backend::kMaxTag + 1 + envelope.tag;
+                      : Backend::kAnswerTag + 1 + envelope.tag;
   std::vector<SidePtr> sides;
   for (const wire::Receive& receive : receives) {
     sides.push_back(std::make_shared<Side>(Side{

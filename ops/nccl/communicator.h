@@ -31,6 +31,8 @@ struct Choices {
   std::string ranks = {};  // "ranks 0-3", for texts
   int max_ctas = kUndefined;
   int cta_policy = kUndefined;
+  // What fails while it is made is aborted alone, for the others go on without it.
+  bool is_dispensable = false;
 };
 
 // Made, used and destroyed by one thread, whose current device is the communicator's. An abort by
@@ -75,6 +77,8 @@ class Communicator {
   // Says good-bye to the others and destroys it. Precondition: the streams are through with it.
   // Fails if it was aborted.
   core::Status Finalize(const Patience& patience);
+  // Aborts it without the others of the process. Precondition: its stream has nothing else.
+  void AbortAlone() { all_->AbortOne(handle_); }
 
  private:
   Communicator(std::shared_ptr<ProcessCommunicators> all, int size, int rank,

@@ -6,9 +6,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <map>
+#include <memory>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/protocol/message.h"
 #include "ops/base/keep_forever.h"
@@ -29,19 +34,26 @@ constexpr auto kLongestP2pPause = std::chrono::microseconds(100);
 // How long the end waits for copies that are under way, and the destructor for the thread.
 constexpr auto kP2pGrace = std::chrono::seconds(1);
 constexpr auto kP2pGoodBye = std::chrono::seconds(5);
+// Each pair takes a thread, a stream, and NCCL's memory for a communicator; with more ranks than
+// that, messages go through the host.
+constexpr std::size_t kMostPairs = 32;
 
 struct Message {
   std::uint64_t number = 0;
+  core::TimePoint since;
   core::WorkPtr work;  // of the tensor on the device
   core::WorkPtr host;  // of the same message in pinned memory, which it keeps
   std::shared_ptr<std::atomic<bool>> there;
+  std::shared_ptr<std::atomic<bool>> is_carried;  // by a pair; null: it never is
   bool begun = false;
   cuda::EventPtr copied;  // null: no copy was launched
   bool is_copied = false;
 
   void Complete(const Status& status) const { work->handle->Complete(status); }
-  void AddRunning(std::vector<core::RunningOperation>* /*list*/) const {
-  }  // the host's part shows it
+  void AddRunning(std::vector<core::RunningOperation>* list) const {
+    if (is_carried == nullptr || !*is_carried) return;  // the host's part shows it
+    list->push_back({core::kWorldSet, P2pText(*work) + ", by NCCL", since, {}});
+  }
   bool sends() const { return work->request.signature()->kind == core::OpKind::kSend; }
   bool is_there() const { return there->load(std::memory_order_relaxed); }
   bool copies() const { return copied != nullptr && !is_copied; }
@@ -54,15 +66,24 @@ struct Message {
 }  // namespace
 
 struct DeviceP2p::Impl : Lane<Message> {
+  class Carrier;
+
   explicit Impl(DeviceP2pOptions p2p_options)
       : Lane(p2p_options.on_failure), options(std::move(p2p_options)) {}
 
   // ---- by anyone ----
   void Ring() SIRTAKI_EXCLUDES(mutex);
-  void Stop(const Status& reason, const std::optional<std::string>& tensor)
-      SIRTAKI_EXCLUDES(mutex) {
-    Lane::Stop(reason, tensor, [] {});
-  }
+  void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
+  // Those of it that go through the host.
+  void Queue(const Message& message) SIRTAKI_EXCLUDES(mutex);
+  bool MayGoDirectly(const Message& message) const;
+  // Null: messages to or from the peer go through the host.
+  std::shared_ptr<MessagePair> PairOf(int peer, bool sends) SIRTAKI_EXCLUDES(mutex);
+  std::vector<std::shared_ptr<MessagePair>> Pairs() const SIRTAKI_EXCLUDES(mutex);
+  // The message is over: by what was launched, or by its failure.
+  void Fail(const Status& status, const core::Work& work, bool is_gone) SIRTAKI_EXCLUDES(mutex);
+  void Complete(std::uint64_t number, core::Work& work, const Status& status,
+                const cuda::EventPtr& done) SIRTAKI_EXCLUDES(mutex);
 
   // ---- its own thread ----
   void Run() SIRTAKI_EXCLUDES(mutex);
@@ -76,8 +97,6 @@ struct DeviceP2p::Impl : Lane<Message> {
   Status Bring(Message& message);  // what has arrived, to the device
   Status Copy(Message& message, cuda::Stream& stream, cuda::CopyKind kind);
   void Open(Message& message);
-  void Complete(const Message& message, const Status& status) SIRTAKI_EXCLUDES(mutex);
-  void Fail(const Status& status, const core::Work& work);
   void LetGo(bool failed);  // of what the device may still use
 
   const DeviceP2pOptions options;
@@ -91,6 +110,56 @@ struct DeviceP2p::Impl : Lane<Message> {
   core::Duration pause = kFirstP2pPause;
 
   bool rung SIRTAKI_GUARDED_BY(mutex) = false;
+  // By peer, and whether it sends.
+  std::map<std::pair<int, bool>, std::shared_ptr<MessagePair>> pairs SIRTAKI_GUARDED_BY(mutex);
+};
+
+// A large message between its start and the decision which way it goes: then the pair has it, or the
+// thread of the copies. P2p calls it under the token.
+class DeviceP2p::Impl::Carrier : public P2pCarrier {
+ public:
+  Carrier(std::weak_ptr<Impl> impl, Message message)
+      : impl_(std::move(impl)), message_(std::move(message)) {}
+
+  std::uint16_t Offer() override {
+    const auto pair = Pair();
+    return pair != nullptr ? pair->Offer() : 0;
+  }
+  P2pAnswer Answer(std::uint16_t offer) override {
+    const auto pair = Pair();
+    if (pair == nullptr) return {.kind = P2pAnswer::Kind::kNever};
+    *message_.is_carried = true;  // before it is launched
+    P2pAnswer answer = pair->Answer(offer, {message_.number, message_.work, message_.bytes()});
+    *message_.is_carried = answer.kind == P2pAnswer::Kind::kGo;
+    return answer;
+  }
+  void Take(const P2pAnswer& answer) override {
+    *message_.is_carried = answer.kind == P2pAnswer::Kind::kGo;
+    if (const auto pair = Pair())
+      pair->Take(answer, {message_.number, message_.work, message_.bytes()});
+  }
+  void Bring() override {
+    is_brought_ = true;
+    if (const auto impl = impl_.lock()) impl->Queue(message_);
+  }
+  // The host's part has ended: if nobody else has the message, it has failed.
+  void EndHostPart() {
+    const auto impl = impl_.lock();
+    if (impl == nullptr) return;
+    if (is_brought_) return impl->Ring();
+    if (*message_.is_carried) return;
+    impl->Complete(message_.number, *message_.work, message_.host->handle->status(), nullptr);
+  }
+
+ private:
+  std::shared_ptr<MessagePair> Pair() const {
+    const auto impl = impl_.lock();
+    return impl != nullptr ? impl->PairOf(message_.work->peer, message_.sends()) : nullptr;
+  }
+
+  const std::weak_ptr<Impl> impl_;
+  const Message message_;
+  std::atomic<bool> is_brought_{false};
 };
 
 // ---- by anyone ----
@@ -101,11 +170,89 @@ void DeviceP2p::Impl::Ring() {
   changed.NotifyAll();
 }
 
+void DeviceP2p::Impl::Queue(const Message& message) {
+  core::MutexLock lock(mutex);
+  if (stopped()) return;
+  queue.push_back(message);
+  changed.NotifyAll();
+}
+
+void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string>& tensor) {
+  Lane::Stop(reason, tensor, [&] {
+    const std::vector<std::shared_ptr<MessagePair>> all = Pairs();
+    for (const auto& pair : all) pair->Stop();
+    if (all.empty()) return;
+    // As the lane of a device does: a thread of ours waits for the abort, another one leaves it to the
+    // pairs' threads, which a call of NCCL may keep.
+    if (tensor) {
+      options.pairs.communicators->AbortAll(options.pairs.device);
+    } else {
+      options.pairs.communicators->StartAbortIfInCall(options.pairs.device);
+    }
+  });
+}
+
+bool DeviceP2p::Impl::MayGoDirectly(const Message& message) const {
+  const core::Work& work = *message.work;
+  const std::int64_t bytes = message.bytes();
+  return options.pairs.communicators != nullptr && work.peer != options.rank && bytes > 0 &&
+         bytes >= options.least_direct_bytes &&
+         !options.pairs.device->InArena(message.sends() ? work.input : work.output);
+}
+
+std::shared_ptr<MessagePair> DeviceP2p::Impl::PairOf(int peer, bool sends) {
+  core::MutexLock lock(mutex);
+  if (stopped()) return nullptr;
+  const auto found = pairs.find({peer, sends});
+  if (found != pairs.end()) return found->second;
+  if (pairs.size() == kMostPairs) return nullptr;
+  std::shared_ptr<MessagePair>& pair = pairs[{peer, sends}];
+  const MessagePair::Callbacks callbacks{
+      .on_launched =
+          [this](const PairMessage& message, const cuda::EventPtr& done) {
+            Complete(message.number, *message.work, Status::Ok(), done);
+          },
+      .on_failure = [this](const Status& why, const core::Work& work,
+                           bool is_gone) { Fail(why, work, is_gone); }};
+  pair = std::make_shared<MessagePair>(options.pairs, options.rank, peer, sends, callbacks);
+  try {
+    pair->StartThread([pair] { pair->Run(); }, /*quiet=*/true);
+  } catch (const std::system_error&) {
+    pair.reset();  // there is no thread to be had
+  }
+  return pair;
+}
+
+std::vector<std::shared_ptr<MessagePair>> DeviceP2p::Impl::Pairs() const {
+  std::vector<std::shared_ptr<MessagePair>> all;
+  core::MutexLock lock(mutex);
+  for (const auto& [key, pair] : pairs) {
+    if (pair != nullptr) all.push_back(pair);
+  }
+  return all;
+}
+
+// `is_gone`: CUDA's own end has come before ours.
+void DeviceP2p::Impl::Fail(const Status& status, const core::Work& work, bool is_gone) {
+  if (is_gone) return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
+  core::Origin origin = status.origin();
+  if (origin.rank < 0) origin.rank = options.rank;
+  const Status reason(status.code(), P2pText(work) + ": " + status.message(), std::move(origin));
+  Stop(reason, core::TensorName(work.request.key));
+}
+
+void DeviceP2p::Impl::Complete(std::uint64_t number, core::Work& work, const Status& status,
+                               const cuda::EventPtr& done) {
+  if (!Finish(number)) return;  // it has failed
+  if (status.ok()) cuda::AsDeviceWork(work).done = done;
+  work.handle->Complete(status);
+}
+
 // ---- its own thread ----
 
 Status DeviceP2p::Impl::Prepare() {
   if (blocks != nullptr) return Status::Ok();
-  const std::shared_ptr<cuda::Device>& device = options.device;
+  const std::shared_ptr<cuda::Device>& device = options.pairs.device;
   Status status = device->Adopt();
   if (status.ok()) status = cuda::Stream::Make(device, &outward);
   if (status.ok()) status = cuda::Stream::Make(device, &inward);
@@ -138,8 +285,8 @@ Status DeviceP2p::Impl::Copy(Message& message, cuda::Stream& stream, cuda::CopyK
   void* const to = sends ? message.host->output : message.work->output;
   const void* const from = sends ? message.work->input : message.host->input;
   if (status.ok()) {
-    status =
-        cuda::CopyBytes(options.device->api(), to, from, message.bytes(), kind, stream.handle());
+    status = cuda::CopyBytes(options.pairs.device->api(), to, from, message.bytes(), kind,
+                             stream.handle());
   }
   return status.ok() ? events->Mark(stream.handle(), &message.copied) : status;
 }
@@ -170,12 +317,6 @@ Status DeviceP2p::Impl::Bring(Message& message) {
   return Copy(message, *inward, cuda::CopyKind::kHostToDevice);
 }
 
-void DeviceP2p::Impl::Complete(const Message& message, const Status& status) {
-  if (!Finish(message.number)) return;  // it has failed
-  if (status.ok()) cuda::AsDeviceWork(*message.work).done = message.copied;
-  message.work->handle->Complete(status);
-}
-
 Status DeviceP2p::Impl::Advance(Message& message, bool* moved, bool* over) {
   if (!message.begun) {
     *moved = true;
@@ -194,7 +335,7 @@ Status DeviceP2p::Impl::Advance(Message& message, bool* moved, bool* over) {
     if (Status brought = Bring(message); !brought.ok()) return brought;
     *moved = true;
   }
-  Complete(message, status);
+  Complete(message.number, *message.work, status, message.copied);
   *over = !message.copies();
   return Status::Ok();
 }
@@ -209,21 +350,13 @@ Status DeviceP2p::Impl::AdvanceAll(bool* moved) {
       status = core::StatusOfException();
     }
     if (!status.ok()) {
-      Fail(status, *message->work);
+      const bool is_gone = outward != nullptr && outward->IsGone();
+      CallOut([&] { Fail(status, *message->work, is_gone); });
       return status;
     }
     message = over ? under_way.erase(message) : std::next(message);
   }
   return Status::Ok();
-}
-
-void DeviceP2p::Impl::Fail(const Status& status, const core::Work& work) {
-  if (outward != nullptr && outward->IsGone())
-    return Stop({StatusCode::kShutDown, status.message()}, std::nullopt);
-  core::Origin origin = status.origin();
-  if (origin.rank < 0) origin.rank = options.rank;
-  const Status reason(status.code(), P2pText(work) + ": " + status.message(), std::move(origin));
-  CallOut([&] { Stop(reason, core::TensorName(work.request.key)); });
 }
 
 void DeviceP2p::Impl::LetGo(bool failed) {
@@ -270,33 +403,55 @@ DeviceP2p::DeviceP2p(DeviceP2pOptions options) : impl_(std::make_shared<Impl>(st
 }
 
 DeviceP2p::~DeviceP2p() {
-  if (impl_->EndThread(kP2pGoodBye)) return;
+  const std::vector<std::shared_ptr<MessagePair>> pairs = impl_->Pairs();
+  for (const auto& pair : pairs) pair->Quit();
+  bool ended = impl_->EndThread(kP2pGoodBye);
+  for (const auto& pair : pairs) {
+    if (pair->EndThread(kP2pGoodBye)) continue;
+    KeepForever(pair);
+    ended = false;
+  }
+  if (ended) return;
   Abandon({StatusCode::kShutDown, "the session has ended"});
   KeepForever(impl_);
 }
 
-DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work) {
+DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work, core::TimePoint now) {
   auto signature = std::make_shared<core::Signature>(*work->request.signature());
   signature->device = core::DeviceKind::kHost;
   signature->slot = 0;
   Message message;
+  message.since = now;
   message.host = std::make_shared<core::Work>();
   message.host->request.key = work->request.key;
   message.host->request.asked = std::move(signature);
   message.host->peer = work->peer;
   message.host->tag = work->tag;
   message.host->handle = std::make_shared<core::HandleState>(nullptr, work->request.key);
-  message.host->handle->Then([of = std::weak_ptr<Impl>(impl_)] {
-    if (const auto impl = of.lock()) impl->Ring();
-  });
   message.there = std::make_shared<std::atomic<bool>>(false);
   message.work = std::move(work);
-  HostPart part{message.host, message.there};
-  if (!impl_->Take(message)) return {};
+  const bool may_go_directly = impl_->MayGoDirectly(message);
+  if (may_go_directly) message.is_carried = std::make_shared<std::atomic<bool>>(false);
+  HostPart part{message.host, message.there, nullptr};
+  if (!impl_->Take(message, /*queues=*/!may_go_directly)) return {};
+  const core::HandlePtr handle = message.host->handle;
+  if (!may_go_directly) {
+    handle->Then([of = std::weak_ptr<Impl>(impl_)] {
+      if (const auto impl = of.lock()) impl->Ring();
+    });
+    return part;
+  }
+  const auto carrier = std::make_shared<Impl::Carrier>(impl_, std::move(message));
+  handle->Then([of = std::weak_ptr<Impl::Carrier>(carrier)] {
+    if (const auto one = of.lock()) one->EndHostPart();
+  });
+  part.carrier = carrier;
   return part;
 }
 
-void DeviceP2p::Abandon(const Status& why) {
+std::vector<core::RunningOperation> DeviceP2p::Running() const { return impl_->Running(); }
+
+void DeviceP2p::Abandon(const core::Status& why) {
   impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }
 

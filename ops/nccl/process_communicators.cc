@@ -30,7 +30,10 @@ void ProcessCommunicators::StartThreads(const std::shared_ptr<const cuda::Device
     const std::shared_ptr<SharedHandle> handle = *all_.begin();
     try {
       core::StartQuietThread([self = shared_from_this(), device = device, handle]() mutable {
-        const bool aborted = self->Abort(*device, *handle);
+        // NCCL leaves a thread with the device that it had; with none, it would make a context on
+        // the first.
+        static_cast<void>(device->Adopt());
+        const bool aborted = self->Abort(*handle);
         device.reset();  // whoever waits for this may end CUDA's part of it next
         core::MutexLock ended(self->mutex_);
         if (!aborted) self->all_.insert(handle);
@@ -69,10 +72,15 @@ void ProcessCommunicators::StartAbortIfInCall(const std::shared_ptr<const cuda::
   if (std::any_of(all_.begin(), all_.end(), is_in_call)) StartThreads(device);
 }
 
-bool ProcessCommunicators::Abort(const cuda::Device& device, SharedHandle& handle) const {
-  // NCCL leaves a thread with the device that it had; with none, it would make a context on the
-  // first.
-  static_cast<void>(device.Adopt());
+void ProcessCommunicators::AbortOne(const std::shared_ptr<SharedHandle>& handle) {
+  {
+    core::MutexLock lock(mutex_);
+    if (all_.erase(handle) == 0) return;  // it was finalized, or is aborted with all
+  }
+  if (!Abort(*handle)) Add(handle);
+}
+
+bool ProcessCommunicators::Abort(SharedHandle& handle) const {
   const auto enter = [&handle] {
     return handle.gate.LockUntil("ncclCommAbort", core::Clock::now() + kCallLimit);
   };

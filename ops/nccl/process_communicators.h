@@ -67,11 +67,15 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   // behind the kernel of another one. A thread that was told to stop before this makes no call any more.
   void StartAbortIfInCall(const std::shared_ptr<const cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
+  // AbortOne aborts this one alone, on the caller's thread, whose device is the communicator's and which
+  // waits for it: nothing else is in its stream.
+  void AbortOne(const std::shared_ptr<SharedHandle>& handle) SIRTAKI_EXCLUDES(mutex_);
 
  private:
   void StartThreads(const std::shared_ptr<const cuda::Device>& device) SIRTAKI_REQUIRES(mutex_);
-  // Abort returns whether it could: false if another thread is stuck in a call of it.
-  bool Abort(const cuda::Device& device, SharedHandle& handle) const;
+  // Abort returns whether it could: false if another thread is stuck in a call of it. The caller's
+  // device is that of the communicator.
+  bool Abort(SharedHandle& handle) const;
 
   const std::shared_ptr<const Api> api_;
   std::atomic<bool> has_warned_{false};

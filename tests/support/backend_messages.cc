@@ -6,7 +6,7 @@
 namespace sirtaki::tests {
 namespace {
 
-constexpr int kTags[] = {0, 7, ops::Backend::kMaxTag};
+constexpr int kTags[] = {0, 7, ops::Backend::kAnswerTag};
 
 int Mark(int from, int to, int tag, int number) {
   return ((from * 31 + to) * 40000 + tag) * 16 + number;

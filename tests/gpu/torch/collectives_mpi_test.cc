@@ -135,6 +135,51 @@ TEST_F(GpuCollectivesTest, MessagesGoAroundARing) {
   }
 }
 
+// The first go through the host; once the ranks have come to a pair, the others go by NCCL. What a rank
+// sends on is made of what it has received, in the current stream, and tags are posted in opposite
+// orders.
+TEST_F(GpuCollectivesTest, LargeMessagesGoAroundARingInBothDirections) {
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() + size() - 1) % size();
+  constexpr int kTags = 4;
+  constexpr std::int64_t kCount = 300000;
+  std::vector<torch::Tensor> forward;
+  std::vector<torch::Tensor> backward;
+  for (int tag = 0; tag < kTags; ++tag) {
+    forward.push_back(torch::full({kCount + tag}, 10.0 * rank() + tag, On()));
+    backward.push_back(torch::full({kCount + tag}, -10.0 * rank() - tag, On()));
+  }
+  const int rounds = 20 * size();  // all are where they were in the end
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<Handle> handles;
+    std::vector<torch::Tensor> from_previous;
+    std::vector<torch::Tensor> from_next;
+    for (int tag = 0; tag < kTags; ++tag) {
+      const auto at = static_cast<std::size_t>(tag);
+      handles.push_back(isend(forward[at], next, MessageOptions().tag(tag)));
+      handles.push_back(isend(backward[at], previous, MessageOptions().tag(kTags + tag)));
+      from_previous.push_back(torch::zeros({kCount + tag}, On()));
+      from_next.push_back(torch::zeros({kCount + tag}, On()));
+    }
+    for (int tag = kTags - 1; tag >= 0; --tag) {
+      const auto at = static_cast<std::size_t>(tag);
+      handles.push_back(irecv(from_next[at], next, MessageOptions().tag(kTags + tag)));
+      handles.push_back(irecv(from_previous[at], previous, MessageOptions().tag(tag)));
+    }
+    for (const Handle& handle : handles) synchronize(handle);
+    for (std::size_t at = 0; at < kTags; ++at) {
+      forward[at] = from_previous[at] + 1;
+      backward[at] = from_next[at] - 1;
+    }
+  }
+  for (int tag = 0; tag < kTags; ++tag) {
+    const auto at = static_cast<std::size_t>(tag);
+    const double expected = 10.0 * rank() + tag + rounds;
+    EXPECT_TRUE((forward[at] == expected).all().item<bool>()) << tag;
+    EXPECT_TRUE((backward[at] == -expected).all().item<bool>()) << tag;
+  }
+}
+
 TEST_F(GpuCollectivesTest, AMessageMayHaveOneSideOnTheHost) {
   const int next = (rank() + 1) % size();
   const int previous = (rank() + size() - 1) % size();

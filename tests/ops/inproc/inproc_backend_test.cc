@@ -73,7 +73,7 @@ TEST(InprocBackendTest, RefusesWhatIsImpossibleAtOnce) {
   EXPECT_EQ(code(beyond), StatusCode::kInvalidArgument);
   EXPECT_EQ(beyond->status().message(), "rank 0 of 2 cannot send 4 bytes: rank 2, tag 0");
   EXPECT_EQ(code(backend->SendMessage(1, -1, &value, 4)), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(backend->ReceiveMessage(1, Backend::kMaxTag + 1, &value, 4)),
+  EXPECT_EQ(code(backend->ReceiveMessage(1, Backend::kAnswerTag + 1, &value, 4)),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->ReceiveMessage(1, 0, &value, -1)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(backend->AllGather({5, fusion::Lane::kLarge}, &value, &value, 1)),

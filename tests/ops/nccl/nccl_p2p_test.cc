@@ -5,16 +5,14 @@
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "tests/support/device_ranks.h"
+#include "tests/support/message_rank.h"
 #include "tests/support/rank_threads.h"
 
 namespace sirtaki::ops {
@@ -27,110 +25,15 @@ using core::StatusCode;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using tests::DeviceRank;
 using tests::FakeGpus;
 using tests::OnDevice;
 using tests::RankThreads;
 
-using Values = std::vector<std::int32_t>;
+using tests::Of;
+using Place = tests::MessagePlace;
+using Rank = tests::MessageRank;
 
-Values Of(std::int64_t count, std::int32_t value) {
-  return Values(static_cast<std::size_t>(count), value);
-}
-
-enum class Place { kGpu, kHost };
-
-// A rank whose lanes send and receive. The memory of its messages outlives them.
-class Rank {
- public:
-  Rank(FakeGpus& gpus, InprocWorld& world, int rank,
-       const std::function<void(LanesOptions&)>& change = nullptr)
-      : gpus_(gpus), device_(gpus, world, rank, change) {}
-
-  DeviceRank& device() { return device_; }
-
-  core::WorkPtr Send(int to, int tag, Values values, Place place = Place::kGpu) {
-    const auto count = static_cast<std::int64_t>(values.size());
-    return Start(OpKind::kSend, to, tag, {count}, std::move(values), place);
-  }
-  core::WorkPtr Receive(int from, int tag, std::int64_t count, Place place = Place::kGpu) {
-    return Start(OpKind::kReceive, from, tag, {count}, Of(count, -1), place);
-  }
-
-  // Takes the pinned memory of a small message, which CUDA gives when the device stands still.
-  void TakePinnedMemory() {
-    const core::WorkPtr send = Send(0, 99, Of(4, 3), Place::kHost);
-    EXPECT_TRUE(Finish(Receive(0, 99, 4)).ok());
-    EXPECT_TRUE(Finish(send).ok());
-  }
-
-  // Until the message has ended, and on a GPU has come there.
-  Status Finish(const core::WorkPtr& work) {
-    const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
-    while (!work->handle->done()) {
-      if (core::Clock::now() > limit) return {StatusCode::kTimedOut, "the message does not end"};
-      Step();
-    }
-    const Status& status = work->handle->status();
-    const auto* on_gpu = dynamic_cast<const cuda::DeviceWork*>(work.get());
-    if (!status.ok() || on_gpu == nullptr || on_gpu->done == nullptr) return status;
-    for (bool reached = false; !reached; std::this_thread::yield()) {
-      if (Status polled = on_gpu->done->Poll(&reached); !polled.ok()) return polled;
-      if (core::Clock::now() > limit) return {StatusCode::kTimedOut, "the copy does not end"};
-    }
-    return status;
-  }
-  void Step() {
-    if (!device_.lanes().Step()) std::this_thread::yield();
-  }
-
-  // What the work's memory holds now.
-  static Values Held(const core::WorkPtr& work) {
-    const auto* first = static_cast<const std::int32_t*>(work->output);
-    return {first, first + work->request.signature()->ElementCount()};
-  }
-
- private:
-  core::WorkPtr Start(OpKind kind, int peer, int tag, std::vector<std::int64_t> shape,
-                      Values values, Place place) {
-    Values& memory = tensors_.emplace_back(std::move(values));
-    core::RunItem item;
-    item.work = std::make_shared<core::Work>();
-    item.work->request.key = core::Key::Named(core::kWorldSet, "m" + std::to_string(++count_));
-    item.work->request.asked = std::make_shared<const core::Signature>(core::Signature{
-        .kind = kind,
-        .dtype = DType::kI32,
-        .device = place == Place::kGpu ? core::DeviceKind::kCuda : core::DeviceKind::kHost,
-        .shape = std::move(shape)});
-    item.work->peer = peer;
-    item.work->tag = tag;
-    item.work->input = item.work->output = memory.data();
-    item.work->handle = std::make_shared<core::HandleState>();
-    if (place == Place::kGpu) item = device_.OnDevice(std::move(item));
-    device_.lanes().StartP2p(item.work, core::Clock::now());
-    return item.work;
-  }
-
-  std::list<Values> tensors_;
-  int count_ = 0;
-  FakeGpus& gpus_;
-  DeviceRank device_;
-};
-
-class NcclP2pTest : public ::testing::Test {
- protected:
-  void RunRanks(int size, const std::function<void(Rank& self, int rank)>& body,
-                const std::function<void(LanesOptions&)>& change = nullptr) {
-    InprocWorld world(size);
-    RankThreads::Run(size, [&](int rank) {
-      Rank self(gpus_, world, rank, change);
-      body(self, rank);
-      EXPECT_TRUE(self.device().failure().ok()) << self.device().failure().ToString();
-    });
-  }
-
-  FakeGpus gpus_;
-};
+class NcclP2pTest : public tests::MessageRanksTest {};
 
 TEST_F(NcclP2pTest, ArriveInOrderForEachPeerAndTagWhereverTheyAre) {
   for (const int size : {1, 2, 3}) {
@@ -174,7 +77,7 @@ TEST_F(NcclP2pTest, NeedNoKernels) {
         EXPECT_EQ(Rank::Held(receive), Of(3, 1 - rank));
         EXPECT_TRUE(self.Finish(send).ok());
       },
-      [](LanesOptions& options) { options.kernels = nullptr; });
+      [](int, LanesOptions& options) { options.kernels = nullptr; });
 }
 
 // Behind it others of its line wait, on the GPU and on the host; those of another line do not.
@@ -197,7 +100,7 @@ TEST_F(NcclP2pTest, ASendWaitsForItsTensor) {
       return;
     }
     // What the device is to make is not there when the message is sent.
-    Values made = Of(2, 5);
+    tests::Values made = Of(2, 5);
     gpus_.PutGate(self.device().producer(), open);
     gpus_.PutWrite(self.device().producer(), made.data(), 7, 8);
     core::RunItem item;
