@@ -135,8 +135,9 @@ class DeviceP2p::Impl::Carrier : public P2pCarrier {
   }
   void Take(const P2pAnswer& answer) override {
     *message_.is_carried = answer.kind == P2pAnswer::Kind::kGo;
-    if (const auto pair = Pair())
+    if (const auto pair = Pair()) {
       pair->Take(answer, {message_.number, message_.work, message_.bytes()});
+    }
   }
   void Bring() override {
     is_brought_ = true;

@@ -56,7 +56,8 @@ class DeviceP2p {
 
   // `work`: a cuda::DeviceWork on the device, of kind kSend or kReceive.
   HostPart Start(core::WorkPtr work, core::TimePoint now);
-  // Running lists what goes by NCCL and is not launched; the host lists the rest.
+  // Running lists what goes by NCCL and is not launched. The host lists the rest; what is launched has
+  // ended for the program, and holds up no session's end.
   std::vector<core::RunningOperation> Running() const;
   void Abandon(const core::Status& why);
 

@@ -25,8 +25,10 @@ constexpr auto kFirstPairPause = std::chrono::microseconds(100);
 constexpr auto kLongestPairPause = std::chrono::milliseconds(1);
 // The time between questions for errors of what is under way.
 constexpr auto kPairWatch = std::chrono::milliseconds(20);
-// How long the end waits for what is under way, and after an abort.
-constexpr auto kPairGrace = std::chrono::seconds(1);
+// How long the end waits for what is under way, which the program was told is launched: less than the
+// owner waits for the thread. A peer that has ended without its part is waited for in vain.
+constexpr auto kPairGrace = std::chrono::seconds(4);
+// How long the end waits for its stream after an abort.
 constexpr auto kPairThroughLimit = std::chrono::milliseconds(250);
 
 // What the two ranks exchange to connect.
@@ -247,7 +249,12 @@ bool MessagePair::Serve() {
     if (!is_ending_) continue;
     const core::TimePoint now = core::Clock::now();
     if (quit_limit == core::TimePoint::max()) quit_limit = now + kPairGrace;
-    if (now >= quit_limit) return false;
+    if (now < quit_limit) continue;
+    SIRTAKI_LOG(kWarning, "the session ends while " << in_flight_.size() << " messages "
+                                                    << (sends_ ? "to" : "from")
+                                                    << " the GPU of rank " << peer_
+                                                    << " are under way: they are aborted");
+    return false;
   }
   core::MutexLock lock(mutex);
   return !stops_;

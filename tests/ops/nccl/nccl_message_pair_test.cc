@@ -165,6 +165,25 @@ TEST_F(NcclMessagePairTest, AreDoneWhenTheyAreLaunched) {
   });
 }
 
+TEST_F(NcclMessagePairTest, TheEndOfASessionWaitsForWhatIsLaunched) {
+  std::atomic<bool> open{false};
+  std::barrier both(2);
+  RunPairs(2, [&](Rank& self, int rank) {
+    ASSERT_TRUE(MakePair(self, rank, 0, 1));
+    both.arrive_and_wait();
+    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
+    const core::WorkPtr message =
+        rank == 0 ? self.Send(1, 0, Of(kLargeCount, 5)) : self.Receive(0, 0, kLargeCount);
+    while (!message->handle->done()) self.Step();
+    self.StepToEnd();
+    both.arrive_and_wait();
+    open = true;
+    self.device().EndLanes();
+    EXPECT_EQ(Rank::Held(message), Of(kLargeCount, 5));
+  });
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
 // What comes back is made of what was sent, all before anything of it is there.
 TEST_F(NcclMessagePairTest, ThoseThatWaitForEachOtherOnTheDeviceDoNotHang) {
   std::atomic<bool> open{false};
