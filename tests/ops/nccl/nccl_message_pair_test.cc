@@ -397,11 +397,11 @@ TEST_F(NcclMessagePairTest, AFailureOfTheLaunchIsTheGroupsFault) {
         while (self.device().failure().ok()) self.Step();
         EXPECT_THAT(self.device().failure().message(), HasSubstr("receive from rank 0, tag 5"));
         EXPECT_THAT(self.device().failure().message(), HasSubstr(function));
-        EXPECT_EQ(message->handle->status(), self.device().failure());
+        EXPECT_EQ(self.Finish(message), self.device().failure());
       }
       both.arrive_and_wait();
       self.device().lanes().Abandon({StatusCode::kPeerLost, "a rank is lost"});
-      EXPECT_TRUE(message->handle->done());
+      EXPECT_FALSE(self.Finish(message).ok());
       self.device().EndLanes();
     });
   }

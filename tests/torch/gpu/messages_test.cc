@@ -8,6 +8,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -132,6 +135,34 @@ TEST_F(GpuMessagesTest, ATensorIsKeptUntilItIsSent) {
       std::this_thread::yield();
     }
     EXPECT_EQ(LiveBlocksOn(rank.device()), before);
+  });
+}
+
+// What goes by NCCL is read on the device, behind what has made it and before what the stream does next.
+TEST_F(GpuMessagesTest, LargeOnesGoByNcclInTheirStreams) {
+  constexpr std::size_t kCount = 65536;
+  RunRanks(2, [&](GpuRank& rank) {
+    const bool sends = rank.number() == 0;
+    Floats memory(kCount, -1);
+    for (bool is_over = false; !is_over;) {
+      // The first one by NCCL is a greeting.
+      const std::size_t before = gpus_.calls("ncclSend").size();
+      if (sends) {
+        gpus_.PutWrite(rank.stream(), memory.data(), 1, 4 * kCount);
+        send(rank.Tensor(memory), 1);
+        gpus_.PutWrite(rank.stream(), memory.data(), 2, 4 * kCount);
+        is_over = before > 0 && gpus_.calls("ncclSend").size() > before;
+        send(torch::full({1}, is_over ? 1.0 : 0.0), 1, MessageOptions().tag(1));
+      } else {
+        Floats got(kCount, -1);
+        const Floats read = rank.Read(recv_(rank.Tensor(got), 0));
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &read.back(), 4);
+        EXPECT_EQ(bits, 0x01010101U);
+        is_over = recv_(torch::zeros({1}), 0, MessageOptions().tag(1)).item<float>() > 0;
+      }
+    }
+    rank.Read(rank.Tensor(memory));  // all of the stream has run
   });
 }
 

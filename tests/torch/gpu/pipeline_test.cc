@@ -8,9 +8,11 @@
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "sirtaki/messages.h"
 #include "sirtaki/recompute.h"
 #include "tests/torch/gpu/gpu_ranks.h"
 
@@ -55,6 +57,48 @@ TEST_F(GpuPipelineTest, TensorsArriveWhereTheStageIsAndGradientsWhereTheTensorWa
     if (!pipeline.is_first()) return;
     // Half the weight of each of the two micro-batches.
     EXPECT_THAT(rank.Read(pipeline.parameters()[0].grad()), Each(3.0F));
+  });
+}
+
+// What stages hand over, forward and backward, goes from GPU to GPU by NCCL where it is large.
+TEST_F(GpuPipelineTest, LargeTensorsGoByNccl) {
+  constexpr std::int64_t kCount = 65536;
+  RunRanks(2, [this](GpuRank& rank) {
+    const auto on = [&rank](std::int64_t count) {
+      at::Tensor made = at::empty({count}, at::TensorOptions().device(Cuda(rank.device())));
+      return std::make_shared<OneParameter>(made.zero_());
+    };
+    const std::vector<PipelineFactory> factories = {
+        [&] {
+          const auto module = on(kCount);
+          // Another tensor, as what a stage computes is one.
+          return PipelineStage(
+              [module](const Tensors&) -> Tensors { return {module->w.cpu().to(Cuda(1))}; },
+              module);
+        },
+        [&] {
+          const auto module = on(1);
+          const auto forward = [](const Tensors& inputs) -> Tensors {
+            EXPECT_EQ(inputs[0].device(), Cuda(2));
+            return {inputs[0].cpu() * 3};
+          };
+          return PipelineStage(forward, module);
+        }};
+    const auto loss = [](const at::Tensor& output, const at::Tensor&) { return output.sum(); };
+    Pipeline pipeline(factories, PipelineLoss(loss), PipelineOptions().micro_batches(1));
+    const at::Tensor batch = torch::ones({1});
+    // Each direction has a greeting, and then a message at least.
+    for (bool is_over = false; !is_over;) {
+      if (pipeline.is_first()) pipeline.parameters()[0].mutable_grad() = at::Tensor();
+      EXPECT_EQ(pipeline.train_batch(batch, batch), 0);
+      if (pipeline.is_first()) {
+        EXPECT_THAT(rank.Read(pipeline.parameters()[0].grad()), Each(3.0F));
+        is_over = gpus_.calls("ncclSend").size() >= 4;
+        send(torch::full({1}, is_over ? 1.0 : 0.0), 1);
+      } else {
+        is_over = recv_(torch::zeros({1}), 0).item<float>() > 0;
+      }
+    }
   });
 }
 
