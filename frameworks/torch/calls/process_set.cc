@@ -45,12 +45,10 @@ std::string DescribeSet(const CallMembers& set) {
   return "process set " + std::to_string(set.set) + " of " + core::RanksText(set.ranks);
 }
 
-[[noreturn]] void RefuseSet(const std::string& text) { detail::ThrowInvalid(text); }
-
 void CheckOwner(const SetMembership& set, const std::shared_ptr<SessionState>& state) {
   if (set.session.lock() == state) return;
-  RefuseSet(DescribeSet(set.members) +
-            " was made before shutdown() and ended there; make it again");
+  detail::ThrowInvalid(DescribeSet(set.members) +
+                       " was made before shutdown() and ended there; make it again");
 }
 
 core::RankRanges RangesOf(const std::vector<int>& ranks) {
@@ -75,10 +73,11 @@ CallMembers MembersOf(const ProcessSet& set, const std::shared_ptr<SessionState>
   CheckOwner(*set.membership(), session);
   const CallMembers& members = set.membership()->members;
   if (members.set == core::kWorldSet) return members;
-  if (!session->session().MembersOf(members.set)) RefuseSet(DescribeSet(members) + " was removed");
+  if (!session->session().MembersOf(members.set))
+    detail::ThrowInvalid(DescribeSet(members) + " was removed");
   if (!members.ranks.Contains(members.rank)) {
-    RefuseSet("rank " + std::to_string(members.rank) + " is not in " + DescribeSet(members) +
-              ": only its ranks may call its operations");
+    detail::ThrowInvalid("rank " + std::to_string(members.rank) + " is not in " +
+                         DescribeSet(members) + ": only its ranks may call its operations");
   }
   return members;
 }

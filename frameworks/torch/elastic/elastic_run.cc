@@ -17,9 +17,7 @@ constexpr int kMostFailuresOfElastic = 10;
 
 thread_local bool is_training = false;
 
-[[noreturn]] void RefuseRun(const std::string& text) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, "elastic::run() " + text));
-}
+[[noreturn]] void RefuseRun(const std::string& text) { ThrowInvalid("elastic::run() " + text); }
 
 }  // namespace
 

@@ -80,14 +80,13 @@ bool AreOnEachHost(const ShardCopies::Shards& shards) {
 }
 
 [[noreturn]] void ThrowLost(const std::string& what) {
-  ThrowStatus(core::Status(
-      core::StatusCode::kInvalidArgument,
+  ThrowInvalid(
       "an optimizer of the state is sharded, and a rank that is lost takes its shards of the state "
       "with it: " +
-          what +
-          ". Go on from the last checkpoint; partners keep copies of all shards at each commit() "
-          "of an elastic job unless copy_shards says otherwise, so that only the loss of both ends "
-          "the training"));
+      what +
+      ". Go on from the last checkpoint; partners keep copies of all shards at each commit() "
+      "of an elastic job unless copy_shards says otherwise, so that only the loss of both ends "
+      "the training");
 }
 
 }  // namespace

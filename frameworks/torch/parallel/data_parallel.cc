@@ -69,8 +69,7 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
                                        const DistributedDataParallelOptions& options)
     : module_(module), options_(options) {
   if (!module) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "DistributedDataParallel: the module is a null pointer"));
+    ThrowInvalid("DistributedDataParallel: the module is a null pointer");
   }
   const SessionScope scope(CurrentSession());  // one for all that is made in there
   if (IsDeferred()) return;
@@ -96,11 +95,10 @@ ModuleSynchronizer::Impl& ModuleSynchronizer::impl() const {
                              "elastic::run() begins: make it part of the state, as in "
                              "State().model(module), and use it in the function that run() calls"));
   }
-  ThrowStatus(
-      core::Status(core::StatusCode::kInvalidArgument,
-                   "the DistributedDataParallel was made before elastic::run() and is no part "
-                   "of its state, or could not be made again when the job was joined "
-                   "again"));
+  ThrowInvalid(
+      "the DistributedDataParallel was made before elastic::run() and is no part "
+      "of its state, or could not be made again when the job was joined "
+      "again");
 }
 
 void ModuleSynchronizer::BeforeForward() { impl().BeforeForward(); }

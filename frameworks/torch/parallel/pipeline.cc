@@ -123,9 +123,9 @@ std::vector<double> Weigh(const Layers& layers, const PipelineOptions& options) 
   std::vector<double> weights(layers.size(), 1);
   if (kind == PartitionKind::kUniform) return weights;
   if (kind == PartitionKind::kTime && !options.sample().defined()) {
-    detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                                     "the partition \"time\" needs the inputs of a micro-batch; "
-                                     "give PipelineOptions a sample"));
+    detail::ThrowInvalid(
+        "the partition \"time\" needs the inputs of a micro-batch; "
+        "give PipelineOptions a sample");
   }
   const at::Device device = options.sample().defined() ? options.sample().device() : at::kCPU;
   const RandomNumbersAgain again;
@@ -175,11 +175,10 @@ void RefuseUntied(const std::vector<std::string>& names, const std::vector<int>&
     }
     if (stages_of(tied) == stages) return;
   }
-  detail::ThrowStatus(core::Status(
-      core::StatusCode::kInvalidArgument,
+  detail::ThrowInvalid(
       "the parameters " + core::Quoted(names.front()) + " and " + core::Quoted(names.back()) +
-          " are one in the model and lie in different stages; give PipelineOptions the ties "
-          "between them"));
+      " are one in the model and lie in different stages; give PipelineOptions the ties "
+      "between them");
 }
 
 }  // namespace

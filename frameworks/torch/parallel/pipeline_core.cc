@@ -33,9 +33,7 @@ namespace {
 using parallel::At;
 using parallel::Tie;
 
-[[noreturn]] void RefuseUse(const std::string& why) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, why));
-}
+[[noreturn]] void RefuseUse(const std::string& why) { ThrowInvalid(why); }
 
 // TiedHere is a tied parameter as this rank has it.
 struct TiedHere {

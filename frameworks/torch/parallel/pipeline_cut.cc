@@ -79,9 +79,8 @@ std::vector<int> PipelineCore::Cut(const PipelineOptions& options, int layers,
   parallel::PartitionKind kind{};
   ThrowIfError(parallel::ParsePartitionKind(options.partition(), &kind));
   if (options.stages_per_rank() < 1) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "a pipeline has at least one stage a rank, not " +
-                                 std::to_string(options.stages_per_rank())));
+    ThrowInvalid("a pipeline has at least one stage a rank, not " +
+                 std::to_string(options.stages_per_rank()));
   }
   const int stages = static_cast<int>(row.ranks.size()) * options.stages_per_rank();
   const std::string what = "the layers of the pipeline " + core::Quoted(options.name());

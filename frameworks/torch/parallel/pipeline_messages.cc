@@ -59,10 +59,8 @@ at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
   std::int64_t at = 0;
   const auto add = [&](std::int64_t number) {
     if (at == kHeaderNumbers) {
-      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                               "stage " + std::to_string(edge.from) +
-                                   " hands too many tensors to stage " + std::to_string(edge.to) +
-                                   "; stack some of them into one"));
+      ThrowInvalid("stage " + std::to_string(edge.from) + " hands too many tensors to stage " +
+                   std::to_string(edge.to) + "; stack some of them into one");
     }
     numbers[at++] = number;
   };
@@ -149,10 +147,8 @@ void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors)
   for (const at::Tensor& tensor : tensors) {
     const std::string number = "tensor " + std::to_string(now.size());
     if (!tensor.defined()) {
-      ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                               StageText(plan_, edge.from) +
-                                   " hands an undefined tensor to stage " +
-                                   std::to_string(edge.to) + OverText(edge) + " (" + number + ")"));
+      ThrowInvalid(StageText(plan_, edge.from) + " hands an undefined tensor to stage " +
+                   std::to_string(edge.to) + OverText(edge) + " (" + number + ")");
     }
     now.push_back(PipelineTensor::Of(tensor));
     devices.push_back(tensor.device());
@@ -170,9 +166,9 @@ void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors)
     what += "tensor " + std::to_string(differ.first - before.begin()) + " was " +
             differ.first->Text() + " and is " + differ.second->Text();
   }
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                           what + "; give batches of one size (leave out a last one that is "
-                                  "smaller), and make shapes depend on nothing else"));
+  ThrowInvalid(what +
+               "; give batches of one size (leave out a last one that is "
+               "smaller), and make shapes depend on nothing else");
 }
 
 PipelineMessages::Message PipelineMessages::StartMessage(const P2POp& operation,

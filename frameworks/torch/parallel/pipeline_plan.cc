@@ -63,10 +63,9 @@ PipelineRow::PipelineRow(const PipelineOptions& options)
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   if (sorted != set.ranks()) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "the row of a pipeline, ranks " + Numbers(ranks) +
-                                 ", is not its process set, ranks " + Numbers(set.ranks()) +
-                                 "; give PipelineOptions a mesh, or a process set alone"));
+    ThrowInvalid("the row of a pipeline, ranks " + Numbers(ranks) +
+                 ", is not its process set, ranks " + Numbers(set.ranks()) +
+                 "; give PipelineOptions a mesh, or a process set alone");
   }
   place = static_cast<int>(std::find(ranks.begin(), ranks.end(), set.rank()) - ranks.begin());
 }
@@ -182,13 +181,12 @@ void PipelinePlan::TakeTags(const PipelineOptions& options) {
     if (i < taken.size(0)) end = std::min(end, numbers[2 * i]);
   }
   if (first_tag_ < 0) {
-    ThrowStatus(core::Status(
-        core::StatusCode::kInvalidArgument,
+    ThrowInvalid(
         "the pipeline " + core::Quoted(options.name()) + " needs " + std::to_string(count) +
-            " tags for its messages, and other pipelines leave " + std::to_string(largest) +
-            " of " + std::to_string(kEnd) +
-            " in a row; use fewer micro-batches, stages a rank or skip connections, or destroy "
-            "pipelines that are not used any more"));
+        " tags for its messages, and other pipelines leave " + std::to_string(largest) + " of " +
+        std::to_string(kEnd) +
+        " in a row; use fewer micro-batches, stages a rank or skip connections, or destroy "
+        "pipelines that are not used any more");
   }
   row_.set.session->pipelines().Take(this, {first_tag_, first_tag_ + count});
 }

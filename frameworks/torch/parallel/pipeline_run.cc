@@ -57,9 +57,7 @@ at::Tensor InGraph(const at::Tensor& tensor, bool requires_grad,
   return input;
 }
 
-[[noreturn]] void RefuseBatch(const std::string& why) {
-  ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, why));
-}
+[[noreturn]] void RefuseBatch(const std::string& why) { ThrowInvalid(why); }
 
 // The names of the skip connections that begin at a stage, each once.
 std::vector<std::string> SkipNames(const std::vector<parallel::Edge>& edges) {

@@ -121,10 +121,8 @@ at::Tensor ReadByName(InputArchive& archive, const std::string& whole_name,
                                : archive.try_read(rest.substr(0, dot), inner)) {
     return dot == std::string::npos ? tensor : ReadByName(inner, whole_name, rest.substr(dot + 1));
   }
-  ThrowStatus(
-      core::Status(core::StatusCode::kInvalidArgument,
-                   "the state has no " + core::Quoted(whole_name) +
-                       "; give what torch::save() of the unsplit model, or save_full(), saves"));
+  ThrowInvalid("the state has no " + core::Quoted(whole_name) +
+               "; give what torch::save() of the unsplit model, or save_full(), saves");
 }
 
 // ---- its optimizer ----

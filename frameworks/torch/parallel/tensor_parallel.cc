@@ -122,9 +122,8 @@ at::Tensor ParallelLayer::Embed(const at::Tensor& ids, const at::Tensor& weight,
       const auto [least, most] = at::aminmax(ids);
       for (const std::int64_t id : {least.item<std::int64_t>(), most.item<std::int64_t>()}) {
         if (id >= 0 && id < all) continue;
-        ThrowStatus(core::Status(
-            core::StatusCode::kInvalidArgument,
-            "id " + std::to_string(id) + " is none of the " + std::to_string(all) + " embeddings"));
+        ThrowInvalid("id " + std::to_string(id) + " is none of the " + std::to_string(all) +
+                     " embeddings");
       }
     }
     const auto [begin, count] = parallel::RangesOf(calls_->split().split, index()).front();
@@ -182,10 +181,6 @@ std::string Featured(const char* what, std::int64_t features) {
   return std::string(what) + " " + std::to_string(features);
 }
 const char* Word(bool value) { return value ? "true" : "false"; }
-
-[[noreturn]] void RefuseLayer(const std::string& text) {
-  detail::ThrowStatus(core::Status(core::StatusCode::kInvalidArgument, text));
-}
 
 // The weight and bias of an unsplit layer, drawn as it draws them.
 torch::nn::Linear WholeLinear(std::int64_t in, std::int64_t out, bool bias) {
@@ -271,9 +266,9 @@ ParallelEmbeddingImpl::ParallelEmbeddingImpl(const ParallelEmbeddingOptions& opt
               Featured("padding_idx", options.padding_idx().value_or(-1))}) {
   const auto padding = options.padding_idx();
   if (padding && (*padding < 0 || *padding >= options.num_embeddings())) {
-    RefuseLayer("ParallelEmbedding: padding_idx is " + std::to_string(*padding) +
-                "; it has to be at least 0 and below num_embeddings, " +
-                std::to_string(options.num_embeddings()));
+    detail::ThrowInvalid("ParallelEmbedding: padding_idx is " + std::to_string(*padding) +
+                         "; it has to be at least 0 and below num_embeddings, " +
+                         std::to_string(options.num_embeddings()));
   }
   const torch::nn::Embedding whole(
       torch::nn::EmbeddingOptions(options.num_embeddings(), options.embedding_dim())
@@ -310,8 +305,9 @@ ParallelCrossEntropyImpl::ParallelCrossEntropyImpl(const ParallelCrossEntropyOpt
               Featured("ignore_index", options.ignore_index()),
               "label_smoothing " + std::to_string(options.label_smoothing())}) {
   if (!(options.label_smoothing() >= 0 && options.label_smoothing() <= 1)) {
-    RefuseLayer("ParallelCrossEntropy: label_smoothing is " +
-                std::to_string(options.label_smoothing()) + "; it has to be between 0 and 1");
+    detail::ThrowInvalid("ParallelCrossEntropy: label_smoothing is " +
+                         std::to_string(options.label_smoothing()) +
+                         "; it has to be between 0 and 1");
   }
 }
 
@@ -363,18 +359,20 @@ void load_whole_state(torch::nn::Module& module,
     const at::Tensor* const given = state.find(item.key());
     const auto sizes = detail::WholeShapeOf(item.value());
     if (given == nullptr) {
-      RefuseLayer("load_whole_state: " + core::Quoted(item.key()) + " is not in the state");
+      detail::ThrowInvalid("load_whole_state: " + core::Quoted(item.key()) +
+                           " is not in the state");
     }
     if (given->sizes() != sizes) {
-      RefuseLayer("load_whole_state: " + core::Quoted(item.key()) + " is " +
-                  detail::TypeAndShape(*given) + " in the state; its whole here is " +
-                  detail::TypeAndShape(at::empty(sizes, item.value().options().device(at::kMeta))));
+      detail::ThrowInvalid(
+          "load_whole_state: " + core::Quoted(item.key()) + " is " + detail::TypeAndShape(*given) +
+          " in the state; its whole here is " +
+          detail::TypeAndShape(at::empty(sizes, item.value().options().device(at::kMeta))));
     }
   }
   for (const auto& item : state) {
     if (!own.contains(item.key())) {
-      RefuseLayer("load_whole_state: the module has no " + core::Quoted(item.key()) +
-                  ", which is in the state");
+      detail::ThrowInvalid("load_whole_state: the module has no " + core::Quoted(item.key()) +
+                           ", which is in the state");
     }
   }
   for (const auto& item : own) {

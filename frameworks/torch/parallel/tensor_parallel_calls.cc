@@ -69,10 +69,8 @@ at::Tensor GatherColumns(const at::Tensor& part, const ParallelCalls& calls) {
 at::Tensor OwnColumns(const at::Tensor& whole, const ParallelCalls& calls) {
   TensorSplit along = calls.split();
   if (whole.dim() == 0 || whole.size(-1) != along.split.size) {
-    ThrowStatus(core::Status(core::StatusCode::kInvalidArgument,
-                             "the input is " + TypeAndShape(whole) +
-                                 "; its last dimension must have all " +
-                                 std::to_string(along.split.size) + " features"));
+    ThrowInvalid("the input is " + TypeAndShape(whole) + "; its last dimension must have all " +
+                 std::to_string(along.split.size) + " features");
   }
   along.dim = whole.dim() - 1;
   return TakePart(whole, along, along.index());
