@@ -97,6 +97,15 @@ void ShardFiles::RemoveOthers() const {
   }
 }
 
+std::vector<OwnShard> CutAgain(GradientReducer& reducer, const torch::optim::Optimizer& optimizer) {
+  reducer.CutParameters(optimizer);
+  std::vector<OwnShard> mine;
+  for (const ShardOfParameter& shard : reducer.shards()) {
+    if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
+  }
+  return mine;
+}
+
 std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {
   struct Before {
     std::remove_reference_t<decltype(optimizer.state())> state;
@@ -141,17 +150,9 @@ void LoadedParts::ReadShards(const std::string& path, bool only_own) {
     torch::optim::Optimizer& optimizer = *parts_.optimizers[i].part;
     undo_.push_back(SetAside(optimizer));
     InShards& one = in_shards.emplace_back(InShards{keys_in_shards_[i], &optimizer, nullptr});
-    if (only_own) {
-      GradientReducer* const reducer = ReducerOf(optimizer);
-      reducer->CutParameters(optimizer);
-      std::vector<OwnShard> mine;
-      for (const ShardOfParameter& shard : reducer->shards()) {
-        if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
-      }
-      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer, mine);
-    } else {
-      one.shards = std::make_unique<ShardsOfAllRanks>(optimizer);
-    }
+    one.shards = only_own ? std::make_unique<ShardsOfAllRanks>(
+                                optimizer, CutAgain(*ReducerOf(optimizer), optimizer))
+                          : std::make_unique<ShardsOfAllRanks>(optimizer);
   }
   // One file after the other: together they are as large as the state.
   for (const std::string& file : shards_) {

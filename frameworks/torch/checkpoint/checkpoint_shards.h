@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "frameworks/torch/state/sharded_state.h"
 #include "sirtaki/checkpoint.h"
 #include "sirtaki/detail/gradient_reducer.h"
 
@@ -37,6 +38,9 @@ class ShardFiles {
   const std::string save_;
   std::vector<std::string> names_;
 };
+
+// Cuts the optimizer's parameters as a step does, and returns what this rank has of them.
+std::vector<OwnShard> CutAgain(GradientReducer& reducer, const torch::optim::Optimizer& optimizer);
 
 // Takes the optimizer's state away. What it returns gives that back, and the options.
 std::function<void()> SetAside(torch::optim::Optimizer& optimizer);

@@ -79,6 +79,18 @@ bool AreOnEachHost(const ShardCopies::Shards& shards) {
   });
 }
 
+// Returns what of a boundary nobody is left that has; empty: all is there.
+std::string WhatLacks(const Holders& holders, int shards) {
+  std::string lacks;
+  for (int shard = 0; shard < shards; ++shard) {
+    if (holders.of_shards.count(shard) > 0) continue;
+    lacks +=
+        (lacks.empty() ? "nobody is left that has those of rank " : ", ") + std::to_string(shard);
+  }
+  if (!lacks.empty()) return lacks + " of " + std::to_string(shards);
+  return holders.of_all_else ? "" : kNoRest;
+}
+
 [[noreturn]] void ThrowLost(const std::string& what) {
   ThrowInvalid(
       "an optimizer of the state is sharded, and a rank that is lost takes its shards of the state "
@@ -238,8 +250,8 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
     const Holders& holders = found->second;
     // Nobody has trained what a rank that has come has.
     if (was_kept && generation == kNeverKept) continue;
-    const bool has_all = holders.of_shards.size() == static_cast<std::size_t>(shards);
-    if (has_all && holders.of_all_else) {
+    std::string lacking = WhatLacks(holders, shards);
+    if (lacking.empty()) {
       holders_ = holders.of_shards;
       const Key key = found->first;
       std::erase_if(versions_, [&key](const Version& one) {
@@ -255,14 +267,7 @@ ShardCopies::Boundary ShardCopies::Agree(std::int64_t place) {
       }
       return {at, *holders.of_all_else, shards};
     }
-    if (!lacks.empty()) continue;
-    for (int shard = 0; shard < shards; ++shard) {
-      if (holders.of_shards.count(shard) > 0) continue;
-      lacks +=
-          (lacks.empty() ? "nobody is left that has those of rank " : ", ") + std::to_string(shard);
-    }
-    if (!lacks.empty()) lacks += " of " + std::to_string(shards);
-    if (lacks.empty()) lacks = kNoRest;
+    if (lacks.empty()) lacks = std::move(lacking);
   }
   ThrowLost(lacks.empty() ? kNoRest : lacks);
 }

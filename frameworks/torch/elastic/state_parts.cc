@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/checkpoint/scheduler_position.h"
 #include "frameworks/torch/state/archive_broadcast.h"
 #include "frameworks/torch/state/optimizer_archive.h"
@@ -54,10 +55,17 @@ void LoadBytes(const Load& load, const std::string& bytes) {
   load(archive);
 }
 
-ElasticCopy CopyOfArchive(const Save& save, const Load& load) {
+// `is_elsewhere` says that nothing is to be copied here; null: it never is.
+ElasticCopy CopyOfArchive(const Save& save, const Load& load,
+                          const std::function<bool()>& is_elsewhere = nullptr) {
   const auto kept = std::make_shared<std::string>();
-  return {[save, kept] { return detail::ElasticKeep(kept, BytesOf(save, kept->size())); },
-          [load, kept] { LoadBytes(load, *kept); }};
+  return {[save, kept, is_elsewhere] {
+            const bool skips = is_elsewhere && is_elsewhere();
+            return detail::ElasticKeep(kept, skips ? std::string() : BytesOf(save, kept->size()));
+          },
+          [load, kept] {
+            if (!kept->empty()) LoadBytes(load, *kept);
+          }};
 }
 
 template <class Scheduler>
@@ -178,22 +186,12 @@ void LoadArchive(const std::string& shards, InputArchive* archive) {
   archive->load_from(shards.data() + 1, shards.size() - 1, c10::kCPU);
 }
 
-std::vector<detail::OwnShard> CutAgain(detail::GradientReducer& reducer,
-                                       torch::optim::Optimizer& optimizer) {
-  reducer.CutParameters(optimizer);
-  std::vector<detail::OwnShard> mine;
-  for (const detail::ShardOfParameter& shard : reducer.shards()) {
-    if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
-  }
-  return mine;
-}
-
 void RestoreShards(detail::GradientReducer& reducer, torch::optim::Optimizer& optimizer,
                    const std::string& shards) {
   InputArchive archive;
   LoadArchive(shards, &archive);
   std::unordered_map<const void*, at::Tensor> mine;
-  for (const detail::OwnShard& one : CutAgain(reducer, optimizer)) {
+  for (const detail::OwnShard& one : detail::CutAgain(reducer, optimizer)) {
     mine[one.parameter.unsafeGetTensorImpl()] = one.shard;
   }
   const auto ranges = detail::ShardCover(detail::DescribeOptimizer(optimizer)).RangesOf(archive);
@@ -225,9 +223,9 @@ detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
     RestoreShards(reducer, optimizer, saved);
   };
   shards.begin = [&reducer, &optimizer, all] {  // a rank that is alone has no shards
-    *all = reducer.is_sharded()
-               ? std::make_unique<detail::ShardsOfAllRanks>(optimizer, CutAgain(reducer, optimizer))
-               : std::make_unique<detail::ShardsOfAllRanks>(optimizer);
+    *all = reducer.is_sharded() ? std::make_unique<detail::ShardsOfAllRanks>(
+                                      optimizer, detail::CutAgain(reducer, optimizer))
+                                : std::make_unique<detail::ShardsOfAllRanks>(optimizer);
   };
   shards.add = [all](const std::string& saved) {
     if (saved.front() == ShardCopies::kAgain) return;
@@ -248,19 +246,6 @@ detail::ElasticShards ShardsOf(detail::GradientReducer& reducer,
     reducer.set_sharded_state(true);  // of a rank that is alone it does nothing
   };
   return shards;
-}
-
-// State that is cut into shards is kept by ShardCopies, and here nothing.
-ElasticCopy CopyUnlessCut(const detail::GradientReducer& reducer, const Save& save,
-                          const Load& load) {
-  const auto kept = std::make_shared<std::string>();
-  return {[&reducer, save, kept] {
-            const bool is_cut = reducer.has_sharded_state();
-            return detail::ElasticKeep(kept, is_cut ? std::string() : BytesOf(save, kept->size()));
-          },
-          [load, kept] {
-            if (!kept->empty()) LoadBytes(load, *kept);
-          }};
 }
 
 // The module itself may be one, and some in it.
@@ -373,7 +358,8 @@ ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& op
     part.renew = [reducer, &optimizer] { reducer->Renew(optimizer); };
     if (IsSharded(reducer->options())) {
       part.shards = ShardsOf(*reducer, optimizer);
-      part.commit = CopyUnlessCut(*reducer, save, load);
+      // State that is cut is kept by ShardCopies.
+      part.commit = CopyOfArchive(save, load, [reducer] { return reducer->has_sharded_state(); });
     }
   }
   // The gradients belong to a step that is not made any more, and shards to the ranks of then.
