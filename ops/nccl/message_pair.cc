@@ -280,7 +280,8 @@ void MessagePair::End(bool well) {
   }
   const bool gone = stream_ != nullptr && stream_->IsGone();
   bool goes = !gone;
-  if (well && !gone && communicator_ != nullptr) {
+  // The greeting may still be in the stream.
+  if (well && !gone && IsThrough(kPairThroughLimit)) {
     memory_.reset();
     if (!communicator_->Finalize(patience()).ok()) communicator_->AbortAlone();
   } else if (!gone) {

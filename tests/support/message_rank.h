@@ -63,7 +63,8 @@ class MessageRank {
     const core::Status& status = work->handle->status();
     const auto* on_gpu = dynamic_cast<const ops::cuda::DeviceWork*>(work.get());
     if (!status.ok() || on_gpu == nullptr || on_gpu->done == nullptr) return status;
-    for (bool reached = false; !reached; std::this_thread::yield()) {
+    // The other side may wait for an answer of this one.
+    for (bool reached = false; !reached; Step()) {
       if (core::Status polled = on_gpu->done->Poll(&reached); !polled.ok()) return polled;
       if (core::Clock::now() > limit) return {core::StatusCode::kTimedOut, "the copy does not end"};
     }

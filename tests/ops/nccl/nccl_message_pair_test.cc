@@ -292,23 +292,22 @@ TEST_F(NcclMessagePairTest, WhatOneSideCannotDoNeitherDoes) {
   }
 }
 
-// The other side waits for it as long as for any call of NCCL, beside the messages.
-TEST_F(NcclMessagePairTest, ACommunicatorThatOneSideCannotMakeIsNotMade) {
-  for (const char* const call : {"ncclCommInitRankConfig", "ncclCommSplit", "ncclMemAlloc"}) {
-    const bool fails_all = std::string(call) != "ncclMemAlloc";  // else there is other memory
-    gpus_.FailNext(call, static_cast<int>(nccl::Result::kInvalidUsage));
-    RunPairs(
-        2,
-        [&](Rank& self, int rank) {
-          EXPECT_EQ(MakePair(self, rank, 0, 1, fails_all ? 40 : 1 << 20), !fails_all);
-        },
-        [&](int, LanesOptions& options) {
-          if (fails_all) options.nccl_limit = std::chrono::milliseconds(50);
-        });
-    EXPECT_EQ(gpus_.live_communicators(), 0) << call;
-    EXPECT_EQ(gpus_.live_allocations(), 0) << call;
-  }
+// One side cannot make the communicator, and the other one waits for it as long as for any call of NCCL,
+// beside the messages.
+class NcclMessagePairRefusedTest : public NcclMessagePairTest,
+                                   public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(NcclMessagePairRefusedTest, ACommunicatorThatOneSideCannotMakeIsNotMade) {
+  gpus_.FailNext(GetParam(), static_cast<int>(nccl::Result::kInvalidUsage));
+  RunPairs(
+      2, [&](Rank& self, int rank) { EXPECT_FALSE(MakePair(self, rank, 0, 1, 40)); },
+      [](int, LanesOptions& options) { options.nccl_limit = std::chrono::milliseconds(50); });
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+  EXPECT_EQ(gpus_.live_allocations(), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Calls, NcclMessagePairRefusedTest,
+                         ::testing::Values("ncclCommInitRankConfig", "ncclCommSplit"));
 
 // Abort of what is under way, as the engines of all ranks abandon.
 TEST_F(NcclMessagePairTest, AbandonEndsThemOnTheDevice) {
