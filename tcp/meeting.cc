@@ -152,9 +152,10 @@ struct Meeting::Impl {
     for (int rank = 1; rank < place.size; ++rank) {
       if (!IsTaken(&peers[static_cast<std::size_t>(rank)])) missing.push_back(rank);
     }
-    return {StatusCode::kTimedOut, NumbersText(missing) + " did not come to rank 0 (" +
-                                       place.address + ":" + std::to_string(place.port) +
-                                       ") within start_timeout" + door.StrangersText()};
+    return {StatusCode::kTimedOut,
+            NumbersText(missing) + " did not come to rank 0 (" + place.address + ":" +
+                std::to_string(place.port) + ") within start_timeout" + door.StrangersText(),
+            {missing.front(), {}, {}}};
   }
 
   asio::awaitable<void> Reach(TimePoint deadline) {
@@ -223,7 +224,8 @@ struct Meeting::Impl {
     if (!tasks.failure().ok() || peers[0]) return tasks.failure();
     return {StatusCode::kTimedOut,
             "rank " + std::to_string(place.rank) +
-                " did not meet the others at rank 0 within start_timeout: " + last};
+                " did not meet the others at rank 0 within start_timeout: " + last,
+            {0, {}, {}}};
   }
 
   // ---- exchanges ----

@@ -70,6 +70,7 @@ asio::awaitable<void> Mesh::Call(int rank, Purpose purpose, tcp::endpoint end) {
     }
     why_ = NameOf(rank_, hosts_) + " cannot connect to " + NameOf(rank, hosts_) + " at " +
            TextOf(end) + ": " + status.message();
+    why_rank_ = rank;
     const bool is_refused = status.code() == StatusCode::kBackend;
     if (is_refused || status.code() == StatusCode::kPeerLost) {
       why_ += "; a firewall may be between: the hosts have to reach each other at every port";
@@ -78,7 +79,7 @@ asio::awaitable<void> Mesh::Call(int rank, Purpose purpose, tcp::endpoint end) {
     const bool is_final = is_refused ? Clock::now() - refused_since >= kRefusedForGood
                                      : status.code() != StatusCode::kPeerLost;
     if (is_final) {
-      failure_ = {status.code(), why_};
+      failure_ = {status.code(), why_, {rank, {}, {}}};
       co_return;
     }
     co_await Sleep(kTryAgain);
@@ -120,15 +121,16 @@ Status Mesh::Connect(const std::vector<tcp::endpoint>& ends) {
 
 Status Mesh::WhyIncomplete() const {
   if (is_stopped_) return {StatusCode::kAborted, "another rank has failed during the start"};
-  if (!why_.empty()) return {StatusCode::kBackend, why_};
+  if (!why_.empty()) return {StatusCode::kBackend, why_, {why_rank_, {}, {}}};
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
     const auto& there = sockets_[static_cast<std::size_t>(rank)];
     if (rank != rank_ && std::ranges::find(there, nullptr) != there.end()) missing.push_back(rank);
   }
-  return {StatusCode::kTimedOut, NameOf(rank_, hosts_) + " has no connection with " +
-                                     NumbersText(missing) + " within start_timeout" +
-                                     door_.StrangersText()};
+  return {StatusCode::kTimedOut,
+          NameOf(rank_, hosts_) + " has no connection with " + NumbersText(missing) +
+              " within start_timeout" + door_.StrangersText(),
+          {missing.empty() ? -1 : missing.front(), {}, {}}};
 }
 
 std::vector<Lines> Mesh::Release() {

@@ -63,7 +63,8 @@ class Mesh {
   int left_ = 0;                                     // connections to be made
   bool is_stopped_ = false;
   core::Status failure_;
-  std::string why_;  // the last call has failed
+  std::string why_;    // the last call has failed
+  int why_rank_ = -1;  // the rank that this is about
 };
 
 }  // namespace sirtaki::tcp

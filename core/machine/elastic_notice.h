@@ -19,10 +19,11 @@ inline constexpr std::string_view kElasticVariable = "SIRTAKIRUN_ELASTIC";
 struct ElasticNotice {
   enum class Kind : std::uint8_t {
     // The program tells:
-    kAsks,     // it wants a place in a generation. `generation`: the one that it has left; 0: none.
-               // `ranks`: those of that one that it has lost; `text`: what has failed there
-    kListens,  // it is rank 0 of the generation, and listens at `port`
-    kJoined,   // it is in the generation, with all others
+    kAsks,  // it wants a place in a generation. `generation`: the one that it has left; 0: none.
+            // `ranks`: those of that one that it has lost; `text`: what has failed there; `rank`:
+            // one more than the rank with which that began, 0 if it does not know
+    kListens,     // it is rank 0 of the generation, and listens at `port`
+    kJoined,      // it is in the generation, with all others
     kHasHeard,    // that the generation is over
     kKnows,       // that it is to change
     kHasState,    // it has what the others have trained

@@ -227,6 +227,7 @@ class ElasticJob {
     decided_at_ = Clock::now();
     history_.NoteDecided(order.generation, places, decided_at_);
     members_ = order.members;
+    for (const Generation::Member& place : places) hosts_of_members_[place.worker] = place.host;
     left_to_join_ = order.members.size();
     left_to_train_ = order.members.size();
     beginning_ = Beginning{order.generation, order.members};
@@ -243,10 +244,12 @@ class ElasticJob {
     std::fprintf(stderr, "sirtakirun: generation %d is over: %s\n", generation, why.c_str());
   }
 
-  // One that has ended meanwhile has no host here any more.
+  // One that has ended meanwhile is known as a member alone.
   std::string HostOf(WorkerId worker) const {
     const auto found = workers_.find(worker);
-    return found == workers_.end() ? "(it has ended)" : found->second.host;
+    if (found != workers_.end()) return found->second.host;
+    const auto place = hosts_of_members_.find(worker);
+    return place == hosts_of_members_.end() ? "(it has ended)" : place->second;
   }
 
   std::vector<Generation::Member> Places(const std::vector<WorkerId>& members) const {
@@ -360,16 +363,24 @@ class ElasticJob {
       over_at_ = std::min(over_at_, now);
       // With no text nothing has failed, or its program alone knows what.
       if (!notice.text.empty()) {
-        std::string why = NameOf(worker, HostOf(worker));
-        if (!suspects.empty()) {
-          why += " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
-        }
-        NoteOver(notice.generation, why + ": " + notice.text);
+        NoteOver(notice.generation, FailureName(worker, notice, suspects) + ": " + notice.text);
       } else if (change_.generation == notice.generation) {  // the first that leaves for it
         history_.NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now);
+  }
+
+  // The worker with which the failure began, as far as the one that asks knows.
+  std::string FailureName(WorkerId asking, const ElasticNotice& notice,
+                          const std::vector<WorkerId>& suspects) const {
+    const std::string name = NameOf(asking, HostOf(asking));
+    if (!suspects.empty())
+      return name + " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
+    const int origin = notice.rank - 1;
+    if (origin < 0 || origin >= static_cast<int>(members_.size())) return name;
+    const WorkerId culprit = members_[static_cast<std::size_t>(origin)];
+    return NameOf(culprit, HostOf(culprit));
   }
 
   void TellPlaces(WorkerId worker, const ElasticNotice& notice) {
@@ -499,7 +510,8 @@ class ElasticJob {
   Membership membership_;
   std::vector<std::pair<std::string, std::string>> variables_;  // for what starts workers
   std::map<WorkerId, Worker> workers_;
-  std::vector<WorkerId> members_;  // of the generation, by rank
+  std::vector<WorkerId> members_;                     // of the generation, by rank
+  std::map<WorkerId, std::string> hosts_of_members_;  // of any generation
   std::size_t left_to_join_ = 0;
   std::size_t left_to_train_ = 0;
   TimePoint decided_at_{};  // the generation

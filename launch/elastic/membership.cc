@@ -86,7 +86,10 @@ void Membership::NoteJoined(WorkerId worker, int generation) {
   if (found == workers_.end() || generation != generation_) return;
   if (found->second.state != State::kMember) return;
   found->second.joined = found->second.has_joined = true;
-  failed_begins_ = 0;
+  const bool have_all = std::ranges::all_of(workers_, [](const auto& one) {
+    return one.second.state != State::kMember || one.second.joined;
+  });
+  if (have_all && !IsOver()) ForgetFailedBegins();
 }
 
 void Membership::NoteState(WorkerId worker) {
@@ -126,7 +129,7 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   } else {
     workers_.erase(found);
   }
-  if (was.state == State::kMember) failed_begins_ = 0;
+  if (was.state == State::kMember) ForgetFailedBegins();
   if (was.state == State::kEnding) return;
   // One that ends well before it has taken part is of no use where others train, or want to.
   const bool is_alone = generation_ == 0 && !HasAny(State::kReady);
@@ -336,6 +339,7 @@ TimePoint Membership::NextTime() const {
     if (from != kNever && from + later > now_) next = std::min(next, from + later);
   };
   note(over_at_, limits_.timeout);
+  if (IsOver()) note(failed_since_, limits_.timeout);
   if (told_at_ == kNever) note(over_at_, limits_.answer_time);
   if (!IsOver()) note(begun_at_, limits_.join_timeout);
   for (const auto& [id, worker] : workers_) {

@@ -201,7 +201,10 @@ class Membership {
   void EvictNotJoined(core::TimePoint now);
   void ForgetOrphans(core::TimePoint now);
   bool EvictOneOfAQuarrel(core::TimePoint now);
+  void ForgetFailedBegins();
+  bool DropUnreached(core::TimePoint now);
   bool DropThoseThatNeverJoin(core::TimePoint now);
+  bool GoDownToTheLeast(const std::vector<WorkerId>& chosen, core::TimePoint now);
   void Finish(core::TimePoint now);
   void Start(core::TimePoint now);
   void Begin(core::TimePoint now);
@@ -226,8 +229,11 @@ class Membership {
   bool weighed_ = false;                   // they were
   bool has_had_state_ = false;             // a worker
   int failed_begins_ = 0;  // generations in a row that did not come together, and nobody had ended
-  std::map<Pair, int> quarrels_;  // in so many generations in a row
-  std::string last_end_;          // why a worker has ended
+  core::TimePoint failed_since_ = kNever;  // the first of them
+  bool are_apart_ = false;                 // workers were dropped for it since then
+  int least_from_ = 0;                     // since this generation only the fewest try; 0: all do
+  std::map<Pair, int> quarrels_;           // in so many generations in a row
+  std::string last_end_;                   // why a worker has ended
   std::optional<std::string>
       finished_;  // a program has ended well; else what went wrong afterwards
   bool ended_ = false;

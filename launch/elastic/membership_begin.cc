@@ -1,9 +1,12 @@
 // These functions choose who is started, and who takes part in the next generation.
 #include <algorithm>
+#include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "core/base/text.h"
+#include "launch/base/shell_text.h"
 #include "launch/elastic/membership.h"
 #include "launch/elastic/membership_texts.h"
 
@@ -15,6 +18,10 @@ namespace {
 
 // Two members that have lost each other in that many generations in a row do not train together.
 constexpr int kMostQuarrels = 3;
+// That many generations in a row that do not come together are no accident; more, where nobody says whom
+// it misses.
+constexpr int kMostFailedBegins = 2;
+constexpr int kMostUnexplained = 4;
 
 }  // namespace
 
@@ -139,12 +146,73 @@ bool Membership::MustWait(const std::vector<WorkerId>& chosen, bool is_late) con
   });
 }
 
+void Membership::ForgetFailedBegins() {
+  failed_begins_ = 0;
+  failed_since_ = kNever;
+  least_from_ = 0;
+  are_apart_ = false;
+}
+
+// Hosts that sirtakirun reaches may not reach each other, and no group with both begins. The workers go
+// of the host that most others name; in a tie those that joined later, and never all that have the
+// state. True: some were dropped.
+bool Membership::DropUnreached(TimePoint now) {
+  if (failed_begins_ < kMostFailedBegins) return false;
+  struct Side {
+    std::set<std::string> accusers;
+    std::vector<WorkerId> workers;
+    bool has_state = false;
+    bool has_joined = false;
+    TimePoint oldest = kNever;
+  };
+  std::map<std::string, Side> sides;
+  for (const auto& [id, worker] : workers_) {
+    if (!IsSurvivor(worker)) continue;
+    Side& side = sides[worker.host];
+    side.workers.push_back(id);
+    side.has_state |= worker.has_state;
+    side.has_joined |= worker.has_joined;
+    side.oldest = std::min(side.oldest, worker.first_begun);
+  }
+  if (sides.size() < 2) return false;
+  for (const Suspicion& one : suspicions_) {
+    const auto by = workers_.find(one.of);
+    const auto against = workers_.find(one.against);
+    if (by == workers_.end() || against == workers_.end()) continue;
+    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
+    if (by->second.host == against->second.host) continue;
+    sides.at(against->second.host).accusers.insert(by->second.host);
+  }
+  const bool is_explained =
+      std::ranges::any_of(sides, [](const auto& one) { return !one.second.accusers.empty(); });
+  if (!is_explained && failed_begins_ < kMostUnexplained) return false;
+  const auto weight = [is_explained](const auto& one) {
+    const Side& side = one->second;
+    return std::tuple(!is_explained || !side.accusers.empty(), !side.has_state,
+                      side.accusers.size(), !side.has_joined, side.oldest, side.workers.front());
+  };
+  auto victim = sides.begin();
+  for (auto at = sides.begin(); at != sides.end(); ++at) {
+    if (weight(at) > weight(victim)) victim = at;
+  }
+  const auto& accusers = victim->second.accusers;
+  const std::string others =
+      is_explained ? "host " + Joined({accusers.begin(), accusers.end()}, ", ") : "the others";
+  for (const WorkerId id : victim->second.workers) {
+    Drop(id,
+         "no group begins with it: its host and " + others +
+             " do not reach each other; look at the network between them",
+         now);
+  }
+  failed_begins_ = kMostFailedBegins - 1;
+  are_apart_ = true;
+  return true;
+}
+
 // A host that ssh reaches and other connections do not would keep the others from training. True: some
 // were dropped.
 bool Membership::DropThoseThatNeverJoin(TimePoint now) {
-  constexpr int kMostFailedBegins = 2;
   if (failed_begins_ < kMostFailedBegins) return false;
-  failed_begins_ = 0;
   std::vector<WorkerId> never;
   bool has_any = false;
   for (const auto& [id, worker] : workers_) {
@@ -152,16 +220,44 @@ bool Membership::DropThoseThatNeverJoin(TimePoint now) {
     has_any = has_any || worker.has_joined;
     if (!worker.has_joined && worker.member_of > 0) never.push_back(id);
   }
-  if (!has_any) return false;
+  if (!has_any || never.empty()) return false;
+  failed_begins_ = 0;
+  are_apart_ = true;
   for (const WorkerId id : never) {
     Drop(id, "no group begins with it: its host may let ssh through and no other connection", now);
   }
-  return !never.empty();
+  return true;
+}
+
+// No group has begun for as long as the job may wait: once the fewest try that may train, which are the
+// oldest. True: the others were dropped, or the job has ended.
+bool Membership::GoDownToTheLeast(const std::vector<WorkerId>& chosen, TimePoint now) {
+  if (failed_since_ == kNever || now < failed_since_ + limits_.timeout) return false;
+  if (!are_apart_ && failed_begins_ < kMostFailedBegins) return false;
+  const auto least = static_cast<std::size_t>(limits_.min_ranks);
+  if (least_from_ > generation_) return false;  // they are about to
+  if (least_from_ > 0 || chosen.size() <= least) {
+    End(1, "no group of at least " + std::to_string(limits_.min_ranks) +
+               " workers has come together for " + core::DurationText(limits_.timeout) +
+               LastEndText(last_end_) + " (--min-np, --elastic-timeout)");
+    return true;
+  }
+  least_from_ = generation_ + 1;
+  std::vector<WorkerId> by_age = chosen;
+  std::ranges::stable_sort(by_age, {}, [this](WorkerId id) {
+    const Worker& worker = workers_.at(id);
+    return std::pair(!worker.has_state, worker.first_begun);
+  });
+  for (std::size_t i = least; i < by_age.size(); ++i) {
+    Drop(by_age[i], "no group has begun with it for " + core::DurationText(limits_.timeout), now);
+  }
+  return true;
 }
 
 void Membership::Begin(TimePoint now) {
   if (!IsOver()) return;
-  const bool is_late = now >= over_at_ + limits_.timeout;
+  const bool are_apart = are_apart_ && !HasAny(State::kMember) && failed_since_ != kNever;
+  const bool is_late = now >= (are_apart ? failed_since_ : over_at_) + limits_.timeout;
   std::vector<WorkerId> chosen = Candidates();
   const bool are_enough = static_cast<int>(chosen.size()) >= limits_.min_ranks;
   if (!are_enough && is_late) {
@@ -171,14 +267,17 @@ void Membership::Begin(TimePoint now) {
                       " (--min-np, --elastic-timeout)");
   }
   if (!are_enough || MustWait(chosen, is_late)) return;
-  if (EvictOneOfAQuarrel(now) || DropThoseThatNeverJoin(now)) return Begin(now);
+  if (GoDownToTheLeast(chosen, now)) return ended_ ? void() : Begin(now);
+  if (DropUnreached(now) || EvictOneOfAQuarrel(now) || DropThoseThatNeverJoin(now))
+    return Begin(now);
   if (limits_.resets && generation_ > *limits_.resets) {
     return End(1, "the workers have changed " + std::to_string(generation_) +
                       " times, which --reset-limit " + std::to_string(*limits_.resets) +
                       " does not allow" + LastEndText(last_end_));
   }
   ++generation_;
-  ++failed_begins_;  // until one has joined, or ended
+  ++failed_begins_;  // until all have joined, or one has ended
+  failed_since_ = std::min(failed_since_, now);
   over_at_ = told_at_ = kNever;
   begun_at_ = now;
   announced_at_ = kNever;

@@ -72,9 +72,15 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
   return Status::Ok();
 }
 
+Status ElasticWorker::WhyLeft() const { return session_ ? session_->fault() : failed_start_; }
+
 std::vector<int> ElasticWorker::LostRanks() const {
-  const Status why = session_ ? session_->fault() : failed_start_;
-  const int lost = why.code() == StatusCode::kPeerLost ? why.origin().rank : -1;
+  const Status why = WhyLeft();
+  // A group that does not begin says whom it has missed in each of these ways.
+  const bool has_missed =
+      why.code() == StatusCode::kPeerLost ||
+      (!session_ && (why.code() == StatusCode::kTimedOut || why.code() == StatusCode::kBackend));
+  const int lost = has_missed ? why.origin().rank : -1;
   const bool is_one = lost >= 0 && lost < place_.size && lost != place_.rank;
   return is_one ? std::vector<int>{lost} : std::vector<int>{};
 }
@@ -87,7 +93,9 @@ Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
   notice.kind = Kind::kAsks;
   notice.generation = place_.generation;
   notice.ranks = LostRanks();
-  notice.text = (session_ ? session_->fault() : failed_start_).message();
+  const Status why = WhyLeft();
+  notice.text = why.message();
+  notice.rank = why.origin().rank + 1;
   last = std::move(session_);
   failed_start_ = Status::Ok();
   is_asking_ = true;

@@ -66,6 +66,7 @@ class ElasticWorker {
   core::Status Tell(const core::ElasticNotice& notice) const SIRTAKI_REQUIRES(mutex_);
   void Listen() SIRTAKI_EXCLUDES(mutex_);
   void Hear(const core::ElasticNotice& notice) SIRTAKI_EXCLUDES(mutex_);
+  core::Status WhyLeft() const SIRTAKI_REQUIRES(mutex_);  // the generation
   std::vector<int> LostRanks() const SIRTAKI_REQUIRES(mutex_);
   bool is_over() const SIRTAKI_REQUIRES(mutex_) {
     return place_.generation > 0 && over_ == place_.generation;

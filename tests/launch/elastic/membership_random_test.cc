@@ -326,6 +326,7 @@ class World {
     ASSERT_LE(static_cast<int>(order.members.size()), limits_.max_ranks);
     ASSERT_TRUE(!limits_.resets || order.generation <= *limits_.resets + 1);
     begun_at_ = now_;
+    apart_since_ = std::min(apart_since_, now_);
     std::set<std::string> hosts;
     std::set<WorkerId> members;
     std::string before;
@@ -396,7 +397,7 @@ class World {
       const auto waiting = std::ranges::count_if(
           processes_, [](const auto& one) { return one.second.asks && !one.second.stopped; });
       EXPECT_LT(waiting, limits_.min_ranks) << order.why;
-      EXPECT_GE(now_ - begun_at_, limits_.timeout) << order.why;
+      EXPECT_GE(now_ - std::min(begun_at_, apart_since_), limits_.timeout) << order.why;
     } else if (order.why.starts_with("the workers have changed")) {
       how_it_ended_ = "the reset limit";
       ASSERT_TRUE(limits_.resets) << order.why;
@@ -420,7 +421,15 @@ class World {
       }
     }
     found->second.joined = true;
-    At(Late(), [this, id, generation] { membership_.NoteJoined(id, generation); });
+    At(Late(), [this, id, generation] {
+      membership_.NoteJoined(id, generation);
+      const bool have_all = std::ranges::all_of(begun_[generation], [&](WorkerId other) {
+        const auto there = processes_.find(other);
+        return there != processes_.end() && there->second.inside == generation &&
+               there->second.joined;
+      });
+      if (have_all) apart_since_ = TimePoint::max();
+    });
   }
 
   // Everybody who may take part does.
@@ -458,8 +467,9 @@ class World {
   std::set<std::string> listed_;
   std::set<std::string> gone_;
   std::set<WorkerId> killed_;
-  TimePoint begun_at_ = start_;  // the last generation, or the job
-  bool has_finished_ = false;    // a program
+  TimePoint begun_at_ = start_;               // the last generation, or the job
+  TimePoint apart_since_ = TimePoint::max();  // the first one since which none has come together
+  bool has_finished_ = false;                 // a program
   bool has_given_up_ = false;
   bool ended_ = false;
   std::string how_it_ended_ = "at rest";

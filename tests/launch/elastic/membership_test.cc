@@ -292,6 +292,124 @@ TEST(MembershipTest, AWorkerWithWhichNoGroupBeginsIsDropped) {
 )");
 }
 
+// sirtakirun reaches both hosts, and they do not reach each other any more.
+TEST(MembershipTest, OfTwoHostsThatDoNotReachEachOtherOneGoesOn) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    1.2 state 0,1
+    2 ready 0 lost 1
+    2.1 ready 1 lost 0
+    22 ready 0 lost 1
+    22 ready 1 lost 0
+    42 ready 0 lost 1
+    42 ready 1 lost 0
+    42.1 failed 1
+    42.2 joined 0 4
+    43 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2.1 begin 2 with 0,1
+22 end 2 for 1: worker 0 on host a has asked for another group
+22 begin 3 with 0,1
+42 end 3 for 1: worker 0 on host a has asked for another group
+42 kill 1: no group begins with it: its host and host a do not reach each other; look at the network between them
+42 begin 4 with 0
+43 start 2 on b:0
+)");
+}
+
+// Rank 0 has joined all the while, since both others reach it.
+TEST(MembershipTest, TheHostThatMostOthersDoNotReachGoes) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:1,c:1
+    1 ready 0,1,2
+    1.1 joined 0,1,2 1
+    2 ready 0 lost 1
+    2 ready 2 lost 1
+    2 ready 1 lost 0
+    2.1 joined 0 2
+    22 ready 0 lost 1
+    22 ready 2 lost 1
+    22 ready 1 lost 0
+    22.1 joined 0 3
+    42 ready 0 lost 1
+    42 ready 2 lost 1
+    42 ready 1 lost 0
+    42.1 joined 0,2 4)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on c:0
+1 begin 1 with 0,1,2
+2 end 1 for 1,2: worker 0 on host a has asked for another group
+2 begin 2 with 0,1,2
+22 end 2 for 1,2: worker 0 on host a has asked for another group
+22 begin 3 with 0,1,2
+42 end 3 for 1,2: worker 0 on host a has asked for another group
+42 kill 1: no group begins with it: its host and host a, c do not reach each other; look at the network between them
+42 begin 4 with 0,2
+)");
+}
+
+TEST(MembershipTest, WhereNobodyNamesTheOtherTheYoungerGoes) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    2 ready 0,1
+    3 ready 0,1
+    4 ready 0,1
+    5 ready 0,1
+    6 ready 0,1
+    6.1 joined 0 6)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2 begin 2 with 0,1
+3 end 2 for 1: worker 0 on host a has asked for another group
+3 begin 3 with 0,1
+4 end 3 for 1: worker 0 on host a has asked for another group
+4 begin 4 with 0,1
+5 end 4 for 1: worker 0 on host a has asked for another group
+5 begin 5 with 0,1
+6 end 5 for 1: worker 0 on host a has asked for another group
+6 kill 1: no group begins with it: its host and the others do not reach each other; look at the network between them
+6 begin 6 with 0
+)");
+}
+
+TEST(MembershipTest, WhereTooFewReachEachOtherTheJobEndsWithinTheTimeout) {
+  EXPECT_EQ(Played(Limits(2, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    2 ready 0 lost 1
+    2 ready 1 lost 0
+    22 ready 0 lost 1
+    22 ready 1 lost 0
+    42 ready 0 lost 1
+    42 ready 1 lost 0
+    42.1 failed 1
+    43.5 ready 2
+    63.5 ready 0 lost 2
+    63.5 ready 2 lost 0
+    80 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2 begin 2 with 0,1
+22 end 2 for 1: worker 0 on host a has asked for another group
+22 begin 3 with 0,1
+42 end 3 for 1: worker 0 on host a has asked for another group
+42 kill 1: no group begins with it: its host and host a do not reach each other; look at the network between them
+43 start 2 on b:0
+43.5 begin 4 with 0,2
+63.5 end 4 for 2: worker 0 on host a has asked for another group
+63.5 end of the job, 1: no group of at least 2 workers has come together for 60 s; the last that ended: worker 1 on host b: no group begins with it: its host and host a do not reach each other; look at the network between them (--min-np, --elastic-timeout)
+)");
+}
+
 // Nobody else misses one that is stopped and alone.
 TEST(MembershipTest, AMemberThatDoesNotHearOfAChangeIsStopped) {
   EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
@@ -721,10 +839,13 @@ TEST(MembershipTest, ThereAreAtMostAsManyResetsAsAllowed) {
 TEST(MembershipTest, TwoThatLoseEachOtherAgainAndAgainDoNotTrainTogether) {
   EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
     1 ready 0,1
+    1.5 joined 0,1 1
     2 ready 0 lost 1
     2 ready 1 lost 0
+    2.5 joined 0,1 2
     3 ready 0 lost 1
     3 ready 1 lost 0
+    3.5 joined 0,1 3
     4 ready 0 lost 1
     4 ready 1 lost 0
     4.1 wait)"),
