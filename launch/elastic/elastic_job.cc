@@ -221,9 +221,8 @@ class ElasticJob {
   }
   void Do(const BeginGeneration& order) {
     const auto places = Places(order.members);
-    std::fprintf(stderr, "sirtakirun: generation %d: %s%s\n", order.generation,
-                 MembersText(places).c_str(),
-                 order.has_state ? "" : "; nobody is left who has trained: training begins anew");
+    std::fprintf(stderr, "sirtakirun: generation %d: %s\n", order.generation,
+                 MembersText(places).c_str());
     decided_at_ = Clock::now();
     history_.NoteDecided(order.generation, places, decided_at_);
     members_ = order.members;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/base/text.h"
 #include "launch/elastic/membership_texts.h"
 
 namespace sirtaki::launch {
@@ -58,6 +59,7 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
   Worker& asking = found->second;
   if (left != asking.member_of) return;  // it was told of a newer one meanwhile
   has_one_asked_ = true;
+  is_last_hope_ = false;
   const bool was_member = asking.state == State::kMember;
   if (asking.state != State::kReady) asking.since = now;
   asking.state = State::kReady;
@@ -118,7 +120,8 @@ void Membership::NoteStopped(WorkerId worker, int generation) {
   if (found != workers_.end() && is_told) found->second.stopped = true;
 }
 
-void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, TimePoint now) {
+void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, TimePoint now,
+                         int code) {
   const auto found = workers_.find(worker);
   if (found == workers_.end()) return;
   const Worker was = found->second;
@@ -134,14 +137,20 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   // One that ends well before it has taken part is of no use where others train, or want to.
   const bool is_alone = generation_ == 0 && !HasAny(State::kReady);
   if (how == WorkerEnd::kFinished && (was.state == State::kMember || is_alone)) {
+    if (!finished_) finished_first_ = NameOf(worker, was.host);
     if (!finished_) finished_.emplace();
     return;
   }
   last_end_ = NameOf(worker, was.host) + ": " + why;
+  if (how == WorkerEnd::kFailed && !first_failure_) first_failure_ = {last_end_, code};
   if (finished_ && finished_->empty()) finished_ = last_end_;
   Blame(was, now);
   if (was.state == State::kMember) GoOver(last_end_, now);
-  if (how == WorkerEnd::kFailed) EndIfAllHaveFailed(was.state);
+  if (how != WorkerEnd::kFailed || HasAny(State::kReady) || HasAny(State::kMember)) return;
+  // A program that fails wherever it runs would be started for ever.
+  const bool is_start = was.state == State::kStarting;
+  if (is_start && !has_one_asked_) ++failed_starts_;
+  if (!is_start || (!has_one_asked_ && failed_starts_ >= first_workers_)) is_last_hope_ = true;
 }
 
 // ---- what follows ----
@@ -161,14 +170,14 @@ void Membership::TellOver(const std::string& why, TimePoint now) {
   if (!left.empty()) orders_.push_back(EndGeneration{generation_, left, why});
 }
 
-// A program that fails wherever it runs would be started for ever. `last`: the state of the last that
-// has failed.
-void Membership::EndIfAllHaveFailed(State last) {
+// Those that are being started may still come, unless somebody had what was trained.
+void Membership::EndIfNobodyIsLeft() {
   if (finished_ || HasAny(State::kReady) || HasAny(State::kMember)) return;
-  if (last == State::kStarting) {
-    if (has_one_asked_ || ++failed_starts_ < first_workers_) return;
-  }
-  End(1, "all workers have failed" + LastEndText(last_end_));
+  const bool is_for_good = is_last_hope_ && !HasAny(State::kStarting);
+  if (!has_had_state_ && !is_for_good) return;
+  const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
+  End(code, "all workers have failed; the first that ended: " + why +
+                (has_had_state_ ? std::string(kStartAgain) : ""));
 }
 
 // The host's next workers have to wait, the longer the sooner its workers fail again.
@@ -224,10 +233,16 @@ void Membership::EvictSilent(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     if (now < MustAnswerBy(worker)) continue;
     const bool is_member = worker.state == State::kMember;
-    const char* const silent =
-        worker.stopped ? "it is stopped" : "it does not answer: it is stopped, or its host hangs";
-    Drop(id, is_member ? silent : "its program has not called init() within --elastic-timeout",
-         now);
+    const std::string in_time =
+        " within --elastic-timeout (" + core::DurationText(limits_.timeout) + ")";
+    std::string why = "it does not answer: it is stopped, or its host hangs";
+    if (worker.stopped) why = "it is stopped";
+    if (is_member && worker.heard) {
+      why = "its program has not left generation " + std::to_string(generation_) + in_time +
+            ": it hangs in its own code, or keeps the error that tells it";
+    }
+    if (!is_member) why = "its program has not called init()" + in_time;
+    Drop(id, why, now);
     if (is_member) GoOver(last_end_, now);
   }
 }
@@ -305,7 +320,8 @@ void Membership::Finish(TimePoint now) {
     if (worker.state != State::kStarting && worker.state != State::kReady) continue;
     if (worker.state == State::kStarting && generation_ == 0) continue;  // so may its program
     if (IsSurvivor(worker) && finished_->empty()) {
-      finished_ = NameOf(id, worker.host) + " has lost its group after another one had finished";
+      finished_ = finished_first_ + " has ended with exit code 0 while " + NameOf(id, worker.host) +
+                  " went on, which has lost its group by that: let all ranks end at the same place";
     }
     Evict(id, "the program has ended elsewhere", now);
   }
@@ -322,6 +338,7 @@ std::vector<ElasticOrder> Membership::TakeOrders(TimePoint now) {
   now_ = now;
   if (!ended_) ForgetOrphans(now);
   if (!ended_) EvictSilent(now);
+  if (!ended_) EndIfNobodyIsLeft();
   if (!ended_ && finished_) Finish(now);
   if (!ended_ && !finished_) {
     EvictNotJoined(now);

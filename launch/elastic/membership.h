@@ -94,7 +94,6 @@ struct EndGeneration {
 struct BeginGeneration {
   int generation = 0;
   std::vector<WorkerId> members;  // by rank; those of a host follow each other
-  bool has_state = true;          // false: all that had trained are lost
   bool operator==(const BeginGeneration&) const = default;
 };
 // The workers that are left are to be killed. Nothing follows.
@@ -140,7 +139,9 @@ class Membership {
   // The member has found that nobody can train from what the generation has, and that a later one could
   // not: the job ends. New workers would train from nothing, and nobody would notice.
   void NoteCannotGoOn(WorkerId worker, int generation, const std::string& why);
-  void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now);
+  // `code`: what the job ends with if this was the first failure, and nobody is left.
+  void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now,
+               int code = 1);
 
   // The orders that follow, in the order in which they are to be carried out.
   std::vector<ElasticOrder> TakeOrders(core::TimePoint now);
@@ -192,7 +193,7 @@ class Membership {
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
   void GoOver(const std::string& why, core::TimePoint now);
   void TellOver(const std::string& why, core::TimePoint now);
-  void EndIfAllHaveFailed(State last);
+  void EndIfNobodyIsLeft();
   void Blame(const Worker& worker, core::TimePoint now);
   void Evict(WorkerId id, const std::string& why, core::TimePoint now);
   void Drop(WorkerId id, const std::string& why, core::TimePoint now);
@@ -219,6 +220,7 @@ class Membership {
   WorkerId next_worker_ = 0;
   int first_workers_ = 0;  // those that were started first
   int failed_starts_ = 0;  // until one has asked
+  bool is_last_hope_ = false;  // those that are starting; nobody else is started
   bool has_one_asked_ = false;
   int generation_ = 0;
   core::TimePoint announced_at_ = kNever;  // a change of the generation
@@ -227,15 +229,18 @@ class Membership {
   core::TimePoint told_at_ = kNever;       // the members, that it is over
   std::set<Suspicion> suspicions_;         // since then
   bool weighed_ = false;                   // they were
-  bool has_had_state_ = false;             // a worker
+  bool has_had_state_ = false;             // a worker; then it is not given up
   int failed_begins_ = 0;  // generations in a row that did not come together, and nobody had ended
   core::TimePoint failed_since_ = kNever;  // the first of them
   bool are_apart_ = false;                 // workers were dropped for it since then
   int least_from_ = 0;                     // since this generation only the fewest try; 0: all do
   std::map<Pair, int> quarrels_;           // in so many generations in a row
-  std::string last_end_;                   // why a worker has ended
+  std::string last_end_;          // why a worker has ended
+  // How the first that failed of the generation has ended, and its program's exit code; none: nobody.
+  std::optional<std::pair<std::string, int>> first_failure_;
   std::optional<std::string>
       finished_;  // a program has ended well; else what went wrong afterwards
+  std::string finished_first_;  // the worker whose program that was
   bool ended_ = false;
   core::TimePoint now_ = core::TimePoint::min();  // orders were taken
   std::vector<ElasticOrder> orders_;

@@ -70,6 +70,7 @@ std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host
 }
 
 void Membership::Start(TimePoint now) {
+  if (is_last_hope_) return;
   const bool is_first = next_worker_ == 0;
   auto room = limits_.max_ranks - std::ranges::count_if(workers_, [this](const auto& one) {
                 return one.second.state != State::kEnding && IsListed(one.second);
@@ -275,7 +276,16 @@ void Membership::Begin(TimePoint now) {
                       " times, which --reset-limit " + std::to_string(*limits_.resets) +
                       " does not allow" + LastEndText(last_end_));
   }
+  const bool has_state =
+      std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });
+  if (has_had_state_ && !has_state) {
+    const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
+    return End(code, "nobody is left who has trained, and the workers that are there would begin "
+                     "again from nothing; the first that ended: " +
+                         why + std::string(kStartAgain));
+  }
   ++generation_;
+  first_failure_.reset();
   ++failed_begins_;  // until all have joined, or one has ended
   failed_since_ = std::min(failed_since_, now);
   over_at_ = told_at_ = kNever;
@@ -295,10 +305,7 @@ void Membership::Begin(TimePoint now) {
     const bool is_of_no_use = worker.state == State::kReady && !IsListed(worker);
     if (is_of_no_use) Evict(id, "its place is listed no more", now);
   }
-  const bool has_state =
-      std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });
-  orders_.push_back(BeginGeneration{generation_, std::move(chosen), has_state || !has_had_state_});
-  if (!has_state) has_had_state_ = false;
+  orders_.push_back(BeginGeneration{generation_, std::move(chosen)});
 }
 
 }  // namespace sirtaki::launch

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "launch/elastic/membership.h"
 
@@ -10,6 +11,11 @@ namespace sirtaki::launch {
 inline std::string NameOf(WorkerId id, const std::string& host) {
   return "worker " + std::to_string(id) + " on host " + host;
 }
+
+// The end of a text that tells that nobody is left who has trained.
+inline constexpr std::string_view kStartAgain =
+    "; what was trained is lost: start the job again, and it goes on from the program's own "
+    "checkpoint, if it has one";
 
 inline std::string LastEndText(const std::string& last_end) {
   return last_end.empty() ? "" : "; the last that ended: " + last_end;

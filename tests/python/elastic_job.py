@@ -126,8 +126,9 @@ class Job:
         self.wait_for(rf"^sirtakirun: the training cannot go on: worker \d+ on host .*{text}")
         assert self.process.wait(PATIENCE) != 0
         self.reader.join(PATIENCE)
-        anew = [line for line in self.lines if "begins anew" in line]
-        assert not anew, anew
+        end = next(i for i, line in enumerate(self.lines) if "the training cannot go on" in line)
+        later = [line for line in self.lines[end:] if re.match(r"sirtakirun: generation \d+: ", line)]
+        assert not later, later
 
     def check_losses(self, program):
         """They are those of one process that makes the same steps, as often as ranks have made them in the end."""

@@ -40,8 +40,7 @@ std::string Text(const ElasticOrder& order) {
           return "end " + std::to_string(one.generation) + " for " + Numbers(one.to) + ": " +
                  one.why;
         } else if constexpr (std::is_same_v<Kind, BeginGeneration>) {
-          return "begin " + std::to_string(one.generation) + " with " + Numbers(one.members) +
-                 (one.has_state ? "" : ", nothing is left");
+          return "begin " + std::to_string(one.generation) + " with " + Numbers(one.members);
         } else {
           return "end of the job, " + std::to_string(one.code) + ": " + one.why;
         }
@@ -110,7 +109,9 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "cannot") membership.NoteCannotGoOn(id, std::stoi(more), "shards are lost");
       if (word == "joined") membership.NoteJoined(id, std::stoi(more));
       if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
-      if (word == "failed") membership.NoteEnd(id, WorkerEnd::kFailed, "died of SIGKILL", now);
+      if (word == "failed") {
+        membership.NoteEnd(id, WorkerEnd::kFailed, "died of SIGKILL", now, id + 3);
+      }
       if (word == "gone") membership.NoteEnd(id, WorkerEnd::kLost, "no answer", now);
     }
     take();
@@ -151,7 +152,7 @@ TEST(MembershipTest, OneThatCannotBeStartedIsNotWaitedForLongerThanTheTimeout) {
             R"(0 start 0 on a:0
 0 start 1 on a:1
 0 start 2 on b:0
-60 kill 2: its program has not called init() within --elastic-timeout
+60 kill 2: its program has not called init() within --elastic-timeout (60 s)
 60 begin 1 with 0,1
 )");
 }
@@ -207,7 +208,7 @@ TEST(MembershipTest, TheOnlyOneWithTheStateStaysThoughItsHostIsListedNoMore) {
 )");
 }
 
-TEST(MembershipTest, WhereNobodyWithTheStateIsLeftItIsSaid) {
+TEST(MembershipTest, WhereNobodyWithTheStateIsLeftTheJobEnds) {
   EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2
     1 ready 0,1
     1.1 joined 0,1 1
@@ -221,7 +222,65 @@ TEST(MembershipTest, WhereNobodyWithTheStateIsLeftItIsSaid) {
 2 start 2 on a:2
 3 announce in 1: 1 worker comes
 4 end 1 for 1: worker 0 on host a: died of SIGKILL
-4 begin 2 with 2, nothing is left
+4 end of the job, 3: nobody is left who has trained, and the workers that are there would begin again from nothing; the first that ended: worker 0 on host a: died of SIGKILL; what was trained is lost: start the job again, and it goes on from the program's own checkpoint, if it has one
+)");
+}
+
+// The hosts are lost and not the processes alone, and those that come later have nothing.
+TEST(MembershipTest, WhereAllHostsThatHaveTrainedAreLostTheJobEndsAsWell) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    1.2 state 0,1
+    4 gone 1
+    5 gone 0
+    40 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+4 end 1 for 0: worker 1 on host b: no answer
+5 end of the job, 1: all workers have failed; the first that ended: worker 0 on host a: no answer; what was trained is lost: start the job again, and it goes on from the program's own checkpoint, if it has one
+)");
+}
+
+TEST(MembershipTest, ThoseThatAreStartingAreWaitedForWhereTheOthersFailBeforeTheyTrain) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:2
+    1 ready 0
+    2 failed 0
+    12 ready 1,2
+    12.5 ready 3)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+12 start 3 on a:0
+12.5 begin 1 with 1,2,3
+)");
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:2
+    1 ready 0
+    2 failed 0
+    12 failed 1
+    70 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+60 kill 2: its program has not called init() within --elastic-timeout (60 s)
+60 end of the job, 3: all workers have failed; the first that ended: worker 0 on host a: died of SIGKILL
+)");
+}
+
+TEST(MembershipTest, AProgramThatDoesNotLeaveItsGenerationIsSaidToBeBusyAndNotSilent) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 joined 0,1 1
+    5 ready 0
+    5.1 heard 1 1
+    66 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+5 end 1 for 1: worker 0 on host a has asked for another group
+65 kill 1: its program has not left generation 1 within --elastic-timeout (60 s): it hangs in its own code, or keeps the error that tells it
+65 begin 2 with 0
 )");
 }
 
@@ -717,7 +776,7 @@ TEST(MembershipTest, AProgramThatFailsEverywhereEndsTheJob) {
     1.5 failed 1)"),
             R"(0 start 0 on a:0
 0 start 1 on a:1
-1.5 end of the job, 1: all workers have failed; the last that ended: worker 1 on host a: died of SIGKILL
+1.5 end of the job, 3: all workers have failed; the first that ended: worker 0 on host a: died of SIGKILL
 )");
   EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
     1 ready 0,1
@@ -726,7 +785,7 @@ TEST(MembershipTest, AProgramThatFailsEverywhereEndsTheJob) {
 0 start 1 on a:1
 1 begin 1 with 0,1
 2 end 1 for 1: worker 0 on host a: died of SIGKILL
-2 end of the job, 1: all workers have failed; the last that ended: worker 1 on host a: died of SIGKILL
+2 end of the job, 3: all workers have failed; the first that ended: worker 0 on host a: died of SIGKILL
 )");
 }
 
@@ -794,7 +853,7 @@ TEST(MembershipTest, OneThatIsStoppedWhileOthersFinishIsKilled) {
 3 end 1 for 1,2: worker 0 on host a has asked for another group
 3.1 kill 0: the program has ended elsewhere
 3.6 kill 2: it does not answer: it is stopped, or its host hangs
-4.1 end of the job, 1: worker 0 on host a has lost its group after another one had finished
+4.1 end of the job, 1: worker 1 on host a has ended with exit code 0 while worker 0 on host a went on, which has lost its group by that: let all ranks end at the same place
 )");
 }
 
@@ -891,7 +950,7 @@ TEST(MembershipTest, OneThatAsksAfterAnotherHasFinishedMakesTheJobFail) {
 0 start 1 on a:1
 1 begin 1 with 0,1
 3.1 kill 1: the program has ended elsewhere
-3.2 end of the job, 1: worker 1 on host a has lost its group after another one had finished
+3.2 end of the job, 1: worker 0 on host a has ended with exit code 0 while worker 1 on host a went on, which has lost its group by that: let all ranks end at the same place
 )");
 }
 
