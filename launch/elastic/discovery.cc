@@ -88,6 +88,10 @@ Discovery::Discovery(Loop* loop, std::string script, int slots_per_host, core::D
              }),
       until_(script_.empty() ? TimePoint::max() : Clock::now() + interval_) {}
 
+Discovery::~Discovery() {
+  if (child_.running()) child_.Signal(SIGKILL, /*group=*/true);
+}
+
 void Discovery::CheckTimes(TimePoint now) {
   if (child_.running()) {
     for (const Stream stream : kStreams) child_.Ask(stream);

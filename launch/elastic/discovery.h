@@ -28,6 +28,10 @@ class Discovery {
  public:
   Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval);
 
+  ~Discovery();  // kills the script, with what it has started
+  Discovery(const Discovery&) = delete;
+  Discovery& operator=(const Discovery&) = delete;
+
   // Starts the script if it is time. A script that takes too long is killed.
   void CheckTimes(core::TimePoint now);
   core::TimePoint NextTime() const { return until_; }

@@ -42,6 +42,9 @@ namespace {
 constexpr std::size_t kMostGreeters = 256;
 // The time for workers to end when they are told to: they kill their programs after 3 s.
 constexpr auto kEndTime = std::chrono::seconds(6);
+// The time after which a line tells what the job waits for, and after which it is told again.
+constexpr auto kSilence = std::chrono::seconds(5);
+constexpr auto kTellAgain = std::chrono::seconds(60);
 
 std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
   std::vector<HostSlots> slots;
@@ -114,7 +117,7 @@ class ElasticJob {
     const TimePoint next = connections_.NextTime();
     if (waits_for_reader()) return next;
     if (is_ending()) return std::min(next, end_by_);
-    return std::min({next, membership_.NextTime(), discovery_.NextTime()});
+    return std::min({next, membership_.NextTime(), discovery_.NextTime(), tell_wait_at_});
   }
   bool is_ending() const { return end_by_ != TimePoint::max(); }
 
@@ -127,10 +130,40 @@ class ElasticJob {
         CarryOut(std::move(orders));
       }
     }
+    TellWaits(now);
     for (const auto& [worker, bytes] : output_.TakeWritten()) Send(worker, WrittenMessage{bytes});
     connections_.CheckTimes(now);
     output_.WriteWhenReady();
     starters_.Ask();
+  }
+
+  // Nothing waits in silence: a line tells for what, and again when that changes, and each minute.
+  void TellWaits(TimePoint now) {
+    const Membership::Wait wait = is_ending() ? Membership::Wait() : membership_.WaitsFor();
+    const auto hosts =
+        is_ending() ? std::vector<Membership::LeftOut>() : membership_.HostsLeftOut(now);
+    std::string about = wait.what;
+    for (const auto& host : hosts) about += "; " + host.host;
+    if (about.empty()) {
+      tell_wait_at_ = TimePoint::max();
+    } else if (about != waits_for_) {
+      tell_wait_at_ = std::min<TimePoint>(tell_wait_at_, now + kSilence);
+    }
+    waits_for_ = about;
+    if (now < tell_wait_at_) return;
+    tell_wait_at_ = now + kTellAgain;
+    const auto time_to = [now](TimePoint until) {
+      return core::DurationText(std::chrono::ceil<std::chrono::seconds>(until - now));
+    };
+    std::string text;
+    if (!wait.what.empty()) text = "waiting for " + wait.what;
+    if (!wait.what.empty() && wait.until != TimePoint::max())
+      text += ", at most " + time_to(wait.until) + " more";
+    for (const auto& host : hosts) {
+      text += (text.empty() ? "host " : "; host ") + host.host + " gets no worker for " +
+              time_to(host.until) + " more: " + host.why;
+    }
+    std::fprintf(stderr, "sirtakirun: %s\n", text.c_str());
   }
 
   // ---- orders ----
@@ -183,6 +216,8 @@ class ElasticJob {
     std::fprintf(stderr, "sirtakirun: worker %d on host %s is ended: %s\n", order.worker,
                  worker.host.c_str(), order.why.c_str());
     worker.doomed = true;
+    history_.NoteLeft(decided_, {order.worker, worker.host}, "is ended: " + order.why,
+                      Clock::now());
     Send(order.worker, SignalMessage{SIGKILL});
     if (worker.connection == nullptr) EndStarterOf(order.worker);
   }
@@ -224,6 +259,7 @@ class ElasticJob {
     std::fprintf(stderr, "sirtakirun: generation %d: %s\n", order.generation,
                  MembersText(places).c_str());
     decided_at_ = Clock::now();
+    decided_ = order.generation;
     history_.NoteDecided(order.generation, places, decided_at_);
     members_ = order.members;
     for (const Generation::Member& place : places) hosts_of_members_[place.worker] = place.host;
@@ -282,7 +318,9 @@ class ElasticJob {
       output_.Append(worker, output->stream, output->bytes);
     } else if (const auto* end = std::get_if<EndMessage>(&message)) {
       const bool well = end->kind == EndKind::kExited && end->value == 0;
-      NoteEnd(worker, well ? WorkerEnd::kFinished : WorkerEnd::kFailed, EndText(*end));
+      int code = 0;
+      const std::string how = HowItEnded(worker, *end, &code);
+      NoteEnd(worker, well ? WorkerEnd::kFinished : WorkerEnd::kFailed, how, code);
     } else if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
       const auto notice = core::DecodeElasticNotice(elastic->notice);
       if (!notice) return false;
@@ -431,11 +469,24 @@ class ElasticJob {
                 : why.message());
   }
 
-  void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why) {
+  // The text says what its program has thrown or raised, if its last words tell. `code`: what a job ends
+  // with by it.
+  std::string HowItEnded(WorkerId id, const EndMessage& end, int* code) const {
+    const std::string& host = workers_.at(id).host;
+    const auto failure = JudgeEnd(id, host, end, output_.LastErrorLines(id));
+    *code = failure ? failure->code : 0;
+    const std::string name = "rank " + std::to_string(id) + " on host " + core::Escaped(host) + " ";
+    const bool is_known = failure && failure->text.starts_with(name);
+    const std::string how = is_known ? failure->text.substr(name.size()) : "";
+    // What a signal may mean would stand in each line about it.
+    return how.empty() || how.starts_with("died of ") ? EndText(end) : how;
+  }
+
+  void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why, int code = 1) {
     const auto found = workers_.find(id);
     if (found == workers_.end()) return;
     output_.Finish(id);
-    if (!is_ending() && how != WorkerEnd::kFinished) {
+    if (!is_ending() && how != WorkerEnd::kFinished && !found->second.doomed) {
       std::fprintf(stderr, "sirtakirun: worker %d on host %s %s%s\n", id,
                    found->second.host.c_str(), how == WorkerEnd::kLost ? "is lost: " : "",
                    why.c_str());
@@ -443,7 +494,7 @@ class ElasticJob {
                         (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
     }
     workers_.erase(found);
-    membership_.NoteEnd(id, how, why, Clock::now());
+    membership_.NoteEnd(id, how, why, Clock::now(), code);
   }
 
   void NoteNotStarted(const Starters::Batch& batch, const std::string& why) {
@@ -472,6 +523,12 @@ class ElasticJob {
 
   void CheckChildren() {
     if (const auto hosts = discovery_.TakeHosts(Clock::now()); hosts && !is_ending()) {
+      if (hosts->empty() && std::exchange(has_hosts_, false)) {
+        std::fprintf(stderr,
+                     "sirtakirun: --host-discovery-script names no host any more: the workers stay "
+                     "until it names others, and none is started\n");
+      }
+      has_hosts_ = !hosts->empty();
       membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());
     }
     for (const auto& [batch, end] : starters_.TakeEnded()) {
@@ -513,7 +570,8 @@ class ElasticJob {
   std::map<WorkerId, std::string> hosts_of_members_;  // of any generation
   std::size_t left_to_join_ = 0;
   std::size_t left_to_train_ = 0;
-  TimePoint decided_at_{};  // the generation
+  int decided_ = 0;         // the generation that was told last
+  TimePoint decided_at_{};  // it was
   TimePoint joined_at_{};   // by its last member
   AnnounceChange change_;   // the last, until a worker leaves for it
   Beginning beginning_;
@@ -524,6 +582,9 @@ class ElasticJob {
   Discovery discovery_;
   Starters starters_;
   TimePoint end_by_ = TimePoint::max();  // max: the job goes on
+  std::string waits_for_;                // at the last turn
+  TimePoint tell_wait_at_ = TimePoint::max();
+  bool has_hosts_ = true;  // the script has named some
   bool is_signalled_ = false;
   int code_ = 0;
   std::string why_;

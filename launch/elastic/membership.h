@@ -148,6 +148,21 @@ class Membership {
   // The next time at which there may be an order without an event, after orders were taken; max: never.
   core::TimePoint NextTime() const;
 
+  // What the job waits for; an empty text: nothing, its ranks train. `until`: it waits no longer; max:
+  // for as long as that takes.
+  struct Wait {
+    std::string what;
+    core::TimePoint until = core::TimePoint::max();
+  };
+  Wait WaitsFor() const;
+  // The hosts on which workers are missing, and none is started until then.
+  struct LeftOut {
+    std::string host;
+    core::TimePoint until;
+    std::string why;
+  };
+  std::vector<LeftOut> HostsLeftOut(core::TimePoint now) const;
+
   int generation() const { return generation_; }  // 0: none has begun
   std::vector<WorkerId> Members() const;          // of the generation, those that are left
 
@@ -218,8 +233,8 @@ class Membership {
   std::map<std::string, Host> hosts_;
   std::vector<std::string> host_order_;  // as they are listed
   WorkerId next_worker_ = 0;
-  int first_workers_ = 0;  // those that were started first
-  int failed_starts_ = 0;  // until one has asked
+  int first_workers_ = 0;      // those that were started first
+  int failed_starts_ = 0;      // until one has asked
   bool is_last_hope_ = false;  // those that are starting; nobody else is started
   bool has_one_asked_ = false;
   int generation_ = 0;
@@ -235,11 +250,11 @@ class Membership {
   bool are_apart_ = false;                 // workers were dropped for it since then
   int least_from_ = 0;                     // since this generation only the fewest try; 0: all do
   std::map<Pair, int> quarrels_;           // in so many generations in a row
-  std::string last_end_;          // why a worker has ended
+  std::string last_end_;                   // why a worker has ended
   // How the first that failed of the generation has ended, and its program's exit code; none: nobody.
   std::optional<std::pair<std::string, int>> first_failure_;
   std::optional<std::string>
-      finished_;  // a program has ended well; else what went wrong afterwards
+      finished_;                // a program has ended well; else what went wrong afterwards
   std::string finished_first_;  // the worker whose program that was
   bool ended_ = false;
   core::TimePoint now_ = core::TimePoint::min();  // orders were taken

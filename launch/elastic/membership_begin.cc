@@ -280,9 +280,10 @@ void Membership::Begin(TimePoint now) {
       std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });
   if (has_had_state_ && !has_state) {
     const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
-    return End(code, "nobody is left who has trained, and the workers that are there would begin "
-                     "again from nothing; the first that ended: " +
-                         why + std::string(kStartAgain));
+    return End(code,
+               "nobody is left who has trained, and the workers that are there would begin "
+               "again from nothing; the first that ended: " +
+                   why + std::string(kStartAgain));
   }
   ++generation_;
   first_failure_.reset();

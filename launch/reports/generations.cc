@@ -93,7 +93,11 @@ std::string OneText(const Generation& generation, const Generation* before) {
                              std::to_string(note.workers.empty() ? -1 : note.workers.front()) +
                              " on host " + core::Escaped(note.host);
     const std::string how = core::Escaped(note.text);
-    if (core::Escaped(generation.why_over) == name + ": " + how) continue;
+    std::string_view said = how;  // already, by the line before
+    for (const std::string_view begin : {"is lost: ", "is ended: "}) {
+      if (said.starts_with(begin)) said.remove_prefix(begin.size());
+    }
+    if (core::Escaped(generation.why_over) == name + ": " + std::string(said)) continue;
     text += "     " + name + " " + how + "\n";
   }
   return text;

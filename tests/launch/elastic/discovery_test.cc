@@ -1,12 +1,18 @@
 #include "launch/elastic/discovery.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "launch/base/descriptor.h"
 #include "launch/hosts/host_list.h"
 
 namespace sirtaki::launch {
@@ -77,6 +83,27 @@ TEST_F(DiscoveryScriptTest, ItRunsAgainAndAFailureLeavesTheHosts) {
          "/failed; exit 1");
   EXPECT_EQ(run_once(), "a:1,b:2");
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/failed"));
+}
+
+// What the script has started keeps the pipe open for writing for as long as it lives.
+TEST_F(DiscoveryScriptTest, WhatItHasStartedEndsWithIt) {
+  const std::string pipe = folder_ + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const Descriptor reads(open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  pollfd heard{reads.get(), POLLIN, 0};
+  constexpr int kPatienceMs = 60'000;
+  Loop loop;
+  {
+    Discovery discovery(&loop, Script("exec 3>" + pipe + "; echo here >&3; sleep 600"), 1,
+                        std::chrono::milliseconds(1));
+    while (core::Clock::now() < discovery.NextTime()) continue;
+    discovery.CheckTimes(core::Clock::now());
+    ASSERT_EQ(poll(&heard, 1, kPatienceMs), 1);
+  }
+  std::array<char, 64> said{};
+  ASSERT_GT(read(reads.get(), said.data(), said.size()), 0);
+  ASSERT_EQ(poll(&heard, 1, kPatienceMs), 1) << "the sleep of the script lives on";
+  EXPECT_EQ(read(reads.get(), said.data(), said.size()), 0);
 }
 
 }  // namespace

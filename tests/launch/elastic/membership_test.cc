@@ -52,7 +52,7 @@ std::string Text(const ElasticOrder& order) {
 //   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
 //   heard 1 1            knows 1 1 (of the change)   stopped 1 1
 //   cannot 0,1 1 (go on from what the generation has)
-//   finished 0      failed 1            gone 1      wait
+//   finished 0      failed 1            gone 1      wait      tell (what is waited for)
 // Gives the orders, each with its time.
 std::string Played(ElasticLimits limits, const std::string& script) {
   const core::TimePoint start = core::TimePoint() + std::chrono::hours(1);
@@ -115,6 +115,19 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "gone") membership.NoteEnd(id, WorkerEnd::kLost, "no answer", now);
     }
     take();
+    if (word == "tell") {
+      const Membership::Wait wait = membership.WaitsFor();
+      const auto time_of = [&](core::TimePoint at) {
+        return std::chrono::duration<double>(at - start).count();
+      };
+      log << time_of(now) << " waits for " << wait.what;
+      if (wait.until != core::TimePoint::max()) log << " until " << time_of(wait.until);
+      for (const auto& host : membership.HostsLeftOut(now)) {
+        log << "; " << host.host << " is left out until " << time_of(host.until) << ": "
+            << host.why;
+      }
+      log << "\n";
+    }
   }
   return log.str();
 }
@@ -281,6 +294,53 @@ TEST(MembershipTest, AProgramThatDoesNotLeaveItsGenerationIsSaidToBeBusyAndNotSi
 5 end 1 for 1: worker 0 on host a has asked for another group
 65 kill 1: its program has not left generation 1 within --elastic-timeout (60 s): it hangs in its own code, or keeps the error that tells it
 65 begin 2 with 0
+)");
+}
+
+TEST(MembershipTest, TellsWhatItWaitsForAndWhichHostsAreLeftOut) {
+  ElasticLimits limits = Limits(2, 3);
+  limits.cooldown_least = seconds(30);
+  EXPECT_EQ(Played(limits, R"(0 hosts a:1,b:2
+    1 ready 0,1
+    5 tell
+    6 ready 2
+    7 tell
+    8 joined 0,1,2 1
+    9 tell
+    10 failed 1,2
+    11 tell
+    12 ready 0
+    13 tell)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+5 waits for worker 2 on host b, whose program has not called init() until 60
+6 begin 1 with 0,1,2
+7 waits for worker 0 on host a and 2 more to join generation 1 until 66
+9 waits for 
+10 end 1 for 0,2: worker 1 on host b: died of SIGKILL
+11 waits for worker 0 on host a to leave generation 1 until 15; b is left out until 40: workers have failed there (--blacklist-cooldown-range)
+13 waits for 1 more worker (--min-np 2) until 70; b is left out until 40: workers have failed there (--blacklist-cooldown-range)
+)");
+}
+
+TEST(MembershipTest, AHostWhoseWorkersWereLostIsLeftOutUntilTheyHaveEnded) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    2 joined 0,1 1
+    3 gone 1
+    4 ready 0
+    5 joined 0 2
+    6 tell
+    13.5 tell)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+3 end 1 for 0: worker 1 on host b: no answer
+4 begin 2 with 0
+6 waits for ; b is left out until 13: workers that were lost there may run until then
+13 start 2 on b:0
+13.5 waits for 
 )");
 }
 

@@ -109,6 +109,16 @@ TEST_F(GenerationsTest, TellsWhoWasThereHowLongAChangeTookAndWhyItCame) {
       "ms to leave that, 9 ms to join\n");
 }
 
+TEST_F(GenerationsTest, WhyAGenerationIsOverIsToldOnce) {
+  Write({NoteKind::kDecided, 1, AtMs(1000), "a", {0, 1}, {"a", "b"}, ""});
+  Write({NoteKind::kLeft, 1, AtMs(3029), "b", {1}, {}, "is lost: no route to host"});
+  Write({NoteKind::kOver, 1, AtMs(3030), "a", {}, {}, "worker 1 on host b: no route to host"});
+  EXPECT_EQ(GenerationsText(Read()),
+            "The elastic job has had 1 generation:\n"
+            "  1: 2 ranks: workers 0 on host a, 1 on host b; over before it had begun: worker 1 on "
+            "host b: no route to host\n");
+}
+
 TEST_F(GenerationsTest, OfManyTheLastAreTold) {
   for (int number = 1; number <= 30; ++number) {
     Write({NoteKind::kDecided, number, AtMs(number), "a", {0}, {"a"}, ""});

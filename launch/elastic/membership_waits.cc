@@ -1,0 +1,105 @@
+// These functions tell what a job waits for, so that it does not wait in silence.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/elastic/membership.h"
+#include "launch/elastic/membership_texts.h"
+
+namespace sirtaki::launch {
+
+using core::TimePoint;
+
+namespace {
+
+// "worker 1 on host b and 2 more"
+std::string NamesOf(const std::vector<std::string>& names) {
+  return names.front() +
+         (names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "");
+}
+
+}  // namespace
+
+Membership::Wait Membership::WaitsFor() const {
+  if (ended_) return {};
+  std::vector<std::string> starting;
+  std::vector<std::string> members;
+  std::vector<std::string> not_joined;
+  std::vector<std::string> ending;
+  TimePoint starts_by = kNever;
+  TimePoint leaves_by = TimePoint::min();
+  TimePoint ends_by = TimePoint::min();
+  bool has_old = false;
+  for (const auto& [id, worker] : workers_) {
+    const std::string name = NameOf(id, worker.host);
+    has_old = has_old || (worker.state == State::kReady && worker.member_of > 0);
+    switch (worker.state) {
+      case State::kStarting:
+        starting.push_back(name);
+        starts_by = std::min(starts_by, worker.since + limits_.timeout);
+        break;
+      case State::kMember:
+        members.push_back(name);
+        if (!worker.joined) not_joined.push_back(name);
+        leaves_by = std::max(leaves_by, MustAnswerBy(worker));
+        break;
+      case State::kEnding:
+        ending.push_back(name);
+        ends_by = std::max(ends_by, std::min(worker.ends_by, worker.since + limits_.timeout));
+        break;
+      case State::kReady:
+        break;
+    }
+  }
+  const std::string generation = "generation " + std::to_string(generation_);
+  if (finished_) {
+    std::vector<std::string>& left = members.empty() ? ending : members;
+    if (left.empty()) return {};
+    return {NamesOf(left) + " to end: the program has ended on " + finished_first_, kNever};
+  }
+  if (!IsOver()) {
+    if (not_joined.empty() || begun_at_ == kNever) return {};
+    return {NamesOf(not_joined) + " to join " + generation, begun_at_ + limits_.join_timeout};
+  }
+  if (!members.empty()) return {NamesOf(members) + " to leave " + generation, leaves_by};
+  const auto missing = limits_.min_ranks - static_cast<int>(Candidates().size());
+  const TimePoint late = over_at_ + limits_.timeout;
+  if (!starting.empty() && (missing > 0 || !has_old)) {
+    return {NamesOf(starting) + ", whose program has not called init()", std::min(late, starts_by)};
+  }
+  if (missing > 0) {
+    return {std::to_string(missing) + (missing == 1 ? " more worker" : " more workers") +
+                " (--min-np " + std::to_string(limits_.min_ranks) + ")",
+            late};
+  }
+  return ending.empty() ? Wait{} : Wait{NamesOf(ending) + " to end", ends_by};
+}
+
+std::vector<Membership::LeftOut> Membership::HostsLeftOut(TimePoint now) const {
+  std::vector<LeftOut> left_out;
+  if (ended_ || finished_ || is_last_hope_) return left_out;
+  const auto alive = std::ranges::count_if(workers_, [this](const auto& one) {
+    return one.second.state != State::kEnding && IsListed(one.second);
+  });
+  if (alive >= limits_.max_ranks) return left_out;
+  for (const std::string& name : host_order_) {
+    const Host& host = hosts_.at(name);
+    TimePoint orphans = TimePoint::min();
+    for (const auto& [id, worker] : workers_) {
+      const bool is_orphan = worker.state == State::kEnding && worker.ends_by != kNever;
+      if (is_orphan && worker.host == name && IsListed(worker))
+        orphans = std::max(orphans, worker.ends_by);
+    }
+    const bool has_room = !FreeSlots(name, host).empty();
+    if (orphans > now && (orphans >= host.not_before || !has_room)) {
+      left_out.push_back({name, orphans, "workers that were lost there may run until then"});
+    } else if (host.not_before > now && has_room) {
+      left_out.push_back(
+          {name, host.not_before, "workers have failed there (--blacklist-cooldown-range)"});
+    }
+  }
+  return left_out;
+}
+
+}  // namespace sirtaki::launch
