@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # An elastic job on two hosts of two ranks: one host comes later, a rank is killed, a host loses all its processes, its link goes
-# down, its name leaves the list of the hosts and comes back, and sirtakirun is killed. The others train on each time, and all are
-# there in the end.
+# down, its name leaves the list of the hosts and comes back, two hosts do not reach each other, and sirtakirun is killed. The others
+# train on each time, and all are there in the end.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
@@ -16,7 +16,7 @@ done
 sirtakirun=$(realpath "$sirtakirun")
 program=$(realpath "$program")
 
-hosts_up 2
+hosts_up 3
 output=$hosts_state/output
 printf '#!/bin/sh\ncat %s/list\n' "$hosts_state" >"$hosts_state/find.sh"
 chmod +x "$hosts_state/find.sh"
@@ -93,6 +93,25 @@ wait "$job" || code=$?
 [ "$code" = 0 ] || fail "exit code $code"
 [ "$(grep -cE '^\[[0-9]+\] ends . 4 ' "$output")" = 4 ] || fail "not 4 ranks have ended"
 [ "$(sed -nE 's/^\[[0-9]+\] ends . //p' "$output" | sort -u | wc -l)" = 1 ] || fail 'the ranks differ'
+
+echo "--- two hosts do not reach each other, and sirtakirun reaches both: one of them goes on"
+rm "$hosts_state/enough"
+on_host 1 "$sirtakirun" --elastic -H h2:1,h3:1 --blacklist-cooldown-range 100,100 --start-timeout 3 --ping-interval 0.5s \
+  --peer-timeout 2s --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 \
+  "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &
+job=$!
+mark=0
+comes 'epoch [0-9]+ 2'
+for host in 2 3; do on_host "$host" ip route add blackhole "10.77.0.$((5 - host))/32"; done
+comes 'is ended: no group begins with it: its host and host h[23] do not reach each other'
+comes 'generation [0-9]+: 1 rank'
+comes 'begins . 1 '
+comes 'host h[23] gets no worker for [0-9]+ s more: workers have failed there'
+touch "$hosts_state/enough"
+code=0
+wait "$job" || code=$?
+[ "$code" = 0 ] || fail "exit code $code"
+for host in 2 3; do on_host "$host" ip route del blackhole "10.77.0.$((5 - host))/32"; done
 
 echo "--- sirtakirun is killed: all of it ends"
 rm "$hosts_state/enough"
