@@ -3,6 +3,7 @@
     python train_digits.py                                  one process
     sirtakirun -np 2 python train_digits.py                 two ranks that learn together
     sirtakirun -np 2 python train_digits.py --device cuda   the same on GPUs
+    sirtakirun --elastic -np 4 python train_digits.py       goes on when ranks are lost or come
 
 The data, the net and the flags are those of ../train_digits.cc, besides --powersgd-start. The five steps that
 make a PyTorch program distributed are marked below.
@@ -58,6 +59,9 @@ def parse_settings():
         parser.error("--resume needs --checkpoint DIR, where it finds the run to go on with")
     if settings.powersgd and settings.compression != "none":
         parser.error("--powersgd compresses itself: leave out --compression")
+    if hvd.elastic.is_elastic() and (settings.checkpoint or settings.powersgd or settings.stop_after
+                                     or settings.device != "cpu"):
+        parser.error("an elastic job takes no --checkpoint, --powersgd, --stop-after, and no --device but cpu")
     return settings
 
 
@@ -228,9 +232,67 @@ def run_epoch(net, optimizer, scheduler, training, order, settings, steps, devic
     return loss_sum
 
 
+def train_elastic(settings):
+    """Trains in an elastic job. A rank may begin while the others train, and they do not make its collective calls:
+    elastic.run() does what Step 5 does."""
+    training, test = split(read_samples(settings.data), settings.seed)
+    images, classes = training
+    hvd.init()  # Step 1, behind all that can be done before: the others wait from here on.
+    torch.manual_seed(settings.seed)
+    net = Net()
+    optimizer = hvd.DistributedOptimizer(make_optimizer(settings, net.parameters(), 1.0), net.named_parameters(),
+                                         backward_passes_per_step=settings.accumulate)
+    sampler = hvd.elastic.ElasticSampler(classes, seed=settings.seed)
+    state = hvd.elastic.TorchState(model=net, optimizer=optimizer, sampler=sampler, epoch=0, accuracy=0.0)
+    samples = settings.batch_size * settings.accumulate  # of one rank in a step
+
+    @hvd.elastic.run
+    def run(state):
+        while state.epoch < settings.epochs:
+            # Other ranks make steps of another size, and another number of them.
+            steps = max(1, len(classes) // (samples * hvd.size()))
+            lr = (settings.lr or LEARNING_RATES[settings.optimizer]) * hvd.size()
+            factor = warmup_cosine(min(2, settings.epochs) * steps, (settings.epochs + 1) * steps, hvd.size())
+            order = list(sampler)
+            left = len(order) // samples
+            loss_sum = 0.0
+            for step in range(left):
+                for group in optimizer.param_groups:
+                    group["lr"] = lr * factor((state.epoch + 1) * steps - left + step)
+                optimizer.zero_grad()
+                for part in range(settings.accumulate):
+                    first = step * samples + part * settings.batch_size
+                    rows = order[first:first + settings.batch_size]
+                    loss = F.cross_entropy(net(images[rows]), classes[rows])
+                    (loss / settings.accumulate).backward()
+                    loss_sum += loss.item() / settings.accumulate
+                optimizer.step()
+                sampler.record_batch(step, samples)
+                state.step()
+                if step % 10 == 0:
+                    state.commit()
+            loss = hvd.metric_average(loss_sum / max(1, left), name="loss")
+            state.accuracy = test_accuracy(net, test, "cpu")
+            if hvd.rank() == 0:
+                print(f"epoch {state.epoch + 1:3d}/{settings.epochs}: loss {loss:.4f}, "
+                      f"test accuracy {100 * state.accuracy:.2f} %", flush=True)
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+            state.commit()
+        hvd.check_parameters(net)
+        if hvd.rank() == 0:
+            print(f"test accuracy: {100 * state.accuracy:.2f} %")
+            print(f"parameters identical on all ranks, digest {digest(net):016x}", flush=True)
+
+    run(state)
+
+
 if __name__ == "__main__":
     arguments = parse_settings()
-    hvd.init()  # Step 1: join the ranks that sirtakirun or mpirun has started.
-    check_agreed(arguments)
-    train(arguments)
+    if hvd.elastic.is_elastic():
+        train_elastic(arguments)
+    else:
+        hvd.init()  # Step 1: join the ranks that sirtakirun or mpirun has started.
+        check_agreed(arguments)
+        train(arguments)
     hvd.shutdown()

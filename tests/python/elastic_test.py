@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import warnings
 
 import pytest
 import torch
@@ -579,6 +580,36 @@ def test_a_step_is_not_kept_with_an_optimizer_that_tells_of_none():
     state.step()
     state._go_back()
     assert state.at == 1
+
+
+def warnings_of(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_step_that_keeps_nothing_says_why_once(rank):
+    model, optimizer = training(0)
+    others = [
+        (hvd.elastic.TorchState(optimizer=optimizer), 'the optimizer "optimizer" has a parameter that no model of the state has'),
+        (hvd.elastic.TorchState(model=model), "a model of it trains a parameter that no optimizer of the state has"),
+        (hvd.elastic.TorchState(model=model, optimizer=Around(optimizer)), "has no hooks"),
+    ]
+    for state, why in others:
+        said = warnings_of(state.step)
+        assert len(said) == (1 if rank == 0 else 0) and all(why in text and "step() keeps nothing" in text for text in said)
+        assert warnings_of(state.step) == []
+    assert warnings_of(hvd.elastic.TorchState(model=model, optimizer=optimizer).step) == []
+
+
+def test_run_warns_of_an_optimizer_whose_model_the_state_does_not_have(rank):
+    model, optimizer = training(0)
+    train = hvd.elastic.run(lambda state: None)
+    said = warnings_of(lambda: train(hvd.elastic.TorchState(adam=optimizer)))
+    assert len(said) == (1 if rank == 0 else 0)
+    assert all('the optimizer "adam" has a parameter that no model of the state has' in text for text in said)
+    assert warnings_of(lambda: train(hvd.elastic.TorchState(model=model, adam=optimizer))) == []
 
 
 def test_a_step_is_not_kept_where_an_optimizer_may_change_unseen(rank):

@@ -73,6 +73,31 @@ no_epochs() {
   run train_digits.py --epochs 0
   expect 2 "no epochs" "--epochs"
 }
+# A rank is killed in the middle, and the others end with the same parameters.
+digits_elastic() {
+  local victim= line
+  # shellcheck disable=SC2016  # the shell around the program
+  {
+    code=0
+    timeout 280 "$sirtakirun" --elastic -np 3 bash -c 'echo "pid $$"; exec "$@"' bash "${python[@]}" "$top/examples/python/train_digits.py" \
+      --epochs 8 2>&1 </dev/null || code=$?
+    echo "exit code $code"
+  } | while IFS= read -r line; do
+    printf '%s\n' "$line"
+    case $line in
+      '[1] pid '*) victim=${line#'[1] pid '} ;;
+      *'epoch   2/8'*) kill -KILL "$victim" ;;
+    esac
+  done >"$scratch/output"
+  code=$(sed -n 's/^exit code //p' "$scratch/output")
+  expect 0 "train_digits in an elastic job" "generation 1 is over: worker 1 on host" "generation 2 has begun" "epoch   8/8" \
+    "parameters identical on all ranks"
+  awk '/test accuracy:/ { good = $(NF - 1) >= 90 } END { exit !good }' "$scratch/output" || fail "train_digits in an elastic job: it does not learn"
+  code=0
+  timeout 280 "$sirtakirun" --elastic -np 2 "${python[@]}" "$top/examples/python/train_digits.py" --checkpoint "$scratch/no" \
+    >"$scratch/output" 2>&1 </dev/null || code=$?
+  expect 2 "a checkpoint in an elastic job" "an elastic job takes no --checkpoint"
+}
 digits_resume() {
   local weights
   run train_digits.py --epochs 3 --checkpoint "$scratch/whole"
@@ -223,7 +248,7 @@ sparse_by_mpirun() {
 }
 
 digits
-for check in $(sample 2 digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
+for check in $(sample 2 digits_elastic digits_resume digits_flags powersgd powersgd_resume benchmark benchmark_resnet18 benchmark_resnet50 benchmark_adasum_half resume \
   accumulation sparse sparse_as_dense gan) $(sample 1 transformer transformer_parts transformer_pipeline transformer_resume) \
   $(sample 1 pipeline_resnet pipeline_two_layers) \
   $(sample 1 bad_argument no_epochs no_steps gan_alone) \

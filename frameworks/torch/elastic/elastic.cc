@@ -167,6 +167,7 @@ bool EndsTheJob(const Error& error) {
 // The state that run() begins with is there to go back to, too.
 ElasticAttempts::ElasticAttempts(elastic::State state) : state_(std::move(state)) {
   elastic::State::Impl& made = *state_.impl_;
+  made.WarnOfMissingModels();
   made.NoteCommit(made.Copy(&ElasticPart::commit), 0, {});
 }
 

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/session/session_set.h"
@@ -238,6 +239,25 @@ std::string State::Impl::WhyStepsAreUnknown() const {
     }
   }
   return {};
+}
+
+void State::Impl::WarnOfMissingModels() const {
+  Tensors of_models;
+  for (const auto& [_, model] : models) {
+    for (const at::Tensor& parameter : model->parameters())
+      of_models.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, optimizer] : optimizers) {
+    const bool is_known = std::ranges::all_of(ParametersOf(*optimizer), [&](const at::Tensor& one) {
+      return of_models.contains(one.unsafeGetTensorImpl());
+    });
+    if (is_known || rank() != 0) continue;
+    core::Log(core::LogLevel::kWarning,
+              "elastic::run(): the " + name +
+                  " has a parameter that no model of the state has. A worker that comes later "
+                  "trains with its own first value of it, and after a loss nothing brings it back: "
+                  "give the state the model, as in State().model(*model).optimizer(optimizer)");
+  }
 }
 
 // Each rank gets its part of the shards that the ranks of the boundary had.

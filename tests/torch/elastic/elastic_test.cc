@@ -387,6 +387,23 @@ TEST(ElasticRunTest, GivesAllRanksTheStateAndReturnsTheResult) {
   });
 }
 
+TEST(ElasticRunTest, WarnsOfAnOptimizerWhoseModelTheStateDoesNotHave) {
+  RunTorchRanks(1, [](int) {
+    torch::nn::Linear layer(2, 2);
+    auto optimizer = DistributedOptimizer(Adam(layer->parameters(), AdamOptions(0.01)),
+                                          layer->named_parameters());
+    State state = State().optimizer(optimizer);
+    const auto said = [&state] {
+      testing::internal::CaptureStderr();
+      sirtaki::elastic::run(state, [] {});
+      return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_THAT(said(), HasSubstr("the optimizer \"optimizer\" has a parameter that no model"));
+    state.model(layer);
+    EXPECT_EQ(said(), "");
+  });
+}
+
 TEST(ElasticRunTest, LeavesOtherErrorsAlone) {
   RunTorchRanks(2, [](int) {
     int calls = 0;

@@ -68,6 +68,11 @@ class _Gone:
                 "in an elastic job an optimizer is set up when elastic.run() begins: make it part of the state, as in "
                 "elastic.TorchState(optimizer=optimizer), and use it in the function that run() calls"
             )
+        if _C.is_elastic:
+            raise NotInitializedError(
+                "this optimizer is not set up in this generation of the elastic job: give the state that run() is called with "
+                "this very optimizer, as in elastic.TorchState(optimizer=optimizer)"
+            )
         raise NotInitializedError("the reduction of this optimizer could not be set up: make a new optimizer")
 
 

@@ -16,11 +16,11 @@ Under `sirtakirun --elastic` ranks and hosts come and go: docs/elastic.md. Other
 rank is lost for good the job ends, and `sirtakirun --max-restarts` starts it again from a checkpoint.
 """
 
-from .running import reset, run
+from .running import is_elastic, reset, run
 from .sampler import ElasticSampler
 from .state import (LRSchedulerStateHandler, ModelStateHandler, ObjectState, OptimizerStateHandler, SamplerStateHandler,
                     State, StateHandler, TorchState, get_handler_registry, set_handler_registry)
 
 __all__ = ["ElasticSampler", "LRSchedulerStateHandler", "ModelStateHandler", "ObjectState", "OptimizerStateHandler",
-           "SamplerStateHandler", "State", "StateHandler", "TorchState", "get_handler_registry", "reset", "run",
-           "set_handler_registry"]
+           "SamplerStateHandler", "State", "StateHandler", "TorchState", "get_handler_registry", "is_elastic",
+           "reset", "run", "set_handler_registry"]

@@ -35,6 +35,11 @@ def _peer_was_lost(error: RuntimeError) -> bool:
     return isinstance(error, hvd.PeerLostError) or str(error).startswith("peer lost: ")
 
 
+def is_elastic() -> bool:
+    """Whether `sirtakirun` has started an elastic job."""
+    return _C.is_elastic
+
+
 def reset() -> None:
     """Leaves the job and joins it again, with the arguments that init() had. Collective: it ends what the others still
     wait for."""
@@ -62,6 +67,7 @@ def run(func: Function) -> Function:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         attempts = _C.ElasticRun()
         state._steps.note_commit(0)
+        state._warn_of_missing_models()
         try:
             return _train(attempts, state, lambda: func(state, *args, **kwargs))
         finally:

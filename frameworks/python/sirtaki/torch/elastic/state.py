@@ -8,6 +8,7 @@ import functools
 import hashlib
 import itertools
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import torch
@@ -137,6 +138,9 @@ class State:
     def _restores_at_change(self) -> bool:
         return False
 
+    def _warn_of_missing_models(self) -> None:
+        """Called when run() begins."""
+
     def _keep_random(self, of_step: bool) -> None:
         now = [_RandomState(self._steps.place, self._tensors())] if self.keep_random_state else []
         if not of_step:
@@ -234,6 +238,7 @@ class TorchState(ObjectState):
     _shards_at = _NO_COPIES  # where all else was copied that belongs to the copies of shards
     _shards_to_receive = 0  # by sync(): of so many ranks
     _steps_since_copy = 0
+    _has_warned = False  # that step() keeps nothing
     _leaves = False  # this generation, as ranks are to come or to go
 
     def __init__(self, model: Optional[torch.nn.Module] = None, optimizer: Optional[torch.optim.Optimizer] = None,
@@ -395,7 +400,11 @@ class TorchState(ObjectState):
                 self._copies.confirm()
             return
         stepped = self._stepped()
-        if not self._knows_steps(stepped):
+        if why := self._why_steps_are_unknown(stepped):
+            if not self._has_warned and self._rank() == 0:
+                warnings.warn("elastic.TorchState: step() keeps nothing, and a loss goes back to the last commit(): " + why,
+                              stacklevel=2)
+            self._has_warned = True
             return
         await_gpus(self._tensors())  # what a step has launched may be broken off
         self._steps.stepped_at = -1  # until all is kept
@@ -421,20 +430,41 @@ class TorchState(ObjectState):
         ours = all(getattr(type(self), name) is getattr(TorchState, name) for name in ("save", "restore", "sync"))
         return ours and all(type(handler) in kinds for handler in self._handlers.values())
 
-    def _knows_steps(self, stepped: Set[torch.Tensor]) -> bool:
-        """Whether trained parameters are the models', and those of optimizers that tell when they begin a step."""
-        optimizers = self._of(OptimizerStateHandler)
+    def _why_steps_are_unknown(self, stepped: Set[torch.Tensor]) -> str:
+        """Empty where trained parameters are the models', and those of optimizers that tell when they begin a step."""
         if not self._takes_newest():
-            return False
-        if any(optimizer.is_sharded() or not optimizer.tells_steps() for optimizer in optimizers):
-            return False
+            return "it has a save(), restore() or sync() of its own, or a handler of another kind"
+        optimizers = self._of(OptimizerStateHandler)
+        for optimizer in optimizers:
+            if optimizer.is_sharded():
+                return "an optimizer of it is sharded"
+            if not optimizer.tells_steps():
+                return f'the optimizer "{self._name_of(optimizer)}" has no hooks, and does not tell when it makes a step'
         for optimizer in optimizers:
             optimizer.watch()
         models = self._of(ModelStateHandler)
         for model in models:
             model.look()
         of_models = {parameter for model in models for parameter in model.parameters_of_last_look()}
-        return stepped <= of_models and not any(parameter.requires_grad for parameter in of_models - stepped)
+        for optimizer in optimizers:
+            if not stepped.intersection(optimizer._parameters()) <= of_models:
+                return f'the optimizer "{self._name_of(optimizer)}" has a parameter that no model of the state has'
+        if any(parameter.requires_grad for parameter in of_models - stepped):
+            return "a model of it trains a parameter that no optimizer of the state has"
+        return ""
+
+    def _name_of(self, handler: StateHandler) -> str:
+        return next(name for name, other in self._handlers.items() if other is handler)
+
+    def _warn_of_missing_models(self) -> None:
+        of_models = {parameter for handler in self._handlers.values() if isinstance(handler.value, torch.nn.Module)
+                     for parameter in handler.value.parameters()}
+        for optimizer in self._of(OptimizerStateHandler):
+            if self._rank() == 0 and not of_models.issuperset(optimizer._parameters()):
+                warnings.warn(
+                    f'elastic.run(): the optimizer "{self._name_of(optimizer)}" has a parameter that no model of the state has. '
+                    "A worker that comes later trains with its own first value of it, and after a loss nothing brings it back: "
+                    "give the state the model, as in elastic.TorchState(model=model, optimizer=optimizer)", stacklevel=3)
 
     def _stepped(self) -> Set[torch.Tensor]:
         return {parameter for optimizer in self._of(OptimizerStateHandler) for parameter in optimizer._parameters()
