@@ -229,6 +229,21 @@ def fails(start):
     job.wait_for(r"on purpose")
 
 
+def the_one_that_fails_is_named(start):
+    """A worker raises, or ends early: it is named, and not the others, which notice."""
+    if not start.is_python:
+        return
+    job = start("-np", "3", arguments=["last fails"])
+    at, found = job.wait_for(r"generation 1 is over: worker (\d+) on host ")
+    assert found[1] == "2", found.string
+    at, _ = job.wait_for(r"worker 2 on host .* raised KeyError: 'no such sample'")
+    job.wait_for(r"epoch \d+ 2")
+    assert job.end() == 0
+    job = start("-np", "3", arguments=["last returns"])
+    job.wait_for(r"^sirtakirun: worker 2 on host .* has ended with exit code 0 while worker [01] on host .* let all ranks end")
+    assert job.process.wait(PATIENCE) == 1
+
+
 def shards_are_copied(start):
     """The shards of a killed worker are its partner's copies: state and parameters are those of one process, to the bit."""
     for mode in ("sharded", "sharded gradients"):
@@ -459,8 +474,8 @@ def on_hosts(start, modes=("",)):
 
 
 LONG = [many_faults, many_faults_between_commits, many_generations]
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, shards_are_copied, shards_come_to_one_rank,
-         shards_of_ranks_that_leave, shards_are_lost, shards_by_hand, shards_without_their_copies, *LONG]
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, the_one_that_fails_is_named, shards_are_copied,
+         shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand, shards_without_their_copies, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]

@@ -56,7 +56,7 @@ def make_data():
 
 
 def main(enough, mode=""):
-    """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "steps":
+    """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "last fails", "last returns": the last rank, after its first step; "steps":
     step() is called in the place of most commits; "sharded" and what follows it: see train_sharded(); a number: that
     many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
@@ -109,6 +109,10 @@ def main(enough, mode=""):
                     say("goes-on", hvd.rank(), hvd.size(), state.steps, generation, digest(model))
                     first = False
                 say("step", json.dumps([state.steps, generation, everyone]))
+                if mode == "last fails" and generation == 1 and hvd.rank() == hvd.size() - 1:
+                    raise KeyError("no such sample")
+                if mode == "last returns" and generation == 1 and hvd.rank() == hvd.size() - 1:
+                    return state.steps
                 time.sleep(0 if generations else PAUSE)
                 if mode == "steps":
                     state.step()
