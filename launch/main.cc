@@ -195,6 +195,13 @@ int RunElastic(PlanInput input) {
   if (!CheckProgram(input, plan)) return kNoProgram;
   const int unfit = asked.host_discovery_script.empty() ? CheckHostsOf(input, plan) : 0;
   if (unfit != 0) return unfit;
+  const int slots = SlotsOf(plan.placement.hosts);
+  if (asked.host_discovery_script.empty() && slots < limits.max_ranks) {
+    std::fprintf(
+        stderr,
+        "sirtakirun: the job has at most %d of its %d ranks: the hosts have no more slots\n", slots,
+        limits.max_ranks);
+  }
   return RunElasticJob(plan, asked, input.machine, input.environment, limits);
 }
 

@@ -272,9 +272,9 @@ void Membership::Begin(TimePoint now) {
   if (DropUnreached(now) || EvictOneOfAQuarrel(now) || DropThoseThatNeverJoin(now))
     return Begin(now);
   if (limits_.resets && generation_ > *limits_.resets) {
-    return End(1, "the workers have changed " + std::to_string(generation_) +
-                      " times, which --reset-limit " + std::to_string(*limits_.resets) +
-                      " does not allow" + LastEndText(last_end_));
+    const std::string times = generation_ == 1 ? "once" : std::to_string(generation_) + " times";
+    return End(1, "the workers have changed " + times + ", which --reset-limit " +
+                      std::to_string(*limits_.resets) + " does not allow" + LastEndText(last_end_));
   }
   const bool has_state =
       std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });

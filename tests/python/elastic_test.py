@@ -582,6 +582,21 @@ def test_a_step_is_not_kept_with_an_optimizer_that_tells_of_none():
     assert state.at == 1
 
 
+def test_ranks_with_other_samples_or_names_are_told_so(rank, size):
+    if size == 1:
+        return
+    for given, text in (({"sampler": hvd.elastic.ElasticSampler(range(40 + rank))}, "41 samples"),
+                        ({("epoch" if rank == 0 else "epochs"): 0}, "epochs")):
+        with pytest.raises(hvd.MismatchError, match=text):
+            hvd.elastic.run(lambda state: None)(hvd.elastic.TorchState(**given))
+
+
+def test_a_value_with_the_name_of_a_method_is_refused():
+    with pytest.raises(hvd.InvalidArgumentError, match="'commit'.*another name"):
+        hvd.elastic.TorchState(commit=1)
+    assert hvd.elastic.TorchState(step=1).step == 1
+
+
 def warnings_of(call):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

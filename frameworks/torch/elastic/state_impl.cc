@@ -200,7 +200,7 @@ bool State::Impl::IsToChange() {
   if (!elastic::is_elastic()) return false;
   const bool changes = rank() == 0 && !detail::ElasticChange().empty();
   at::Tensor told = at::full({1}, changes ? 1 : 0, at::kByte);
-  broadcast_(told, 0, BroadcastOptions().name("sirtaki/elastic change"));
+  broadcast_(told, 0, BroadcastOptions().name("sirtaki/commit() or check_changes()"));
   copies.Confirm();
   return told.item<std::uint8_t>() != 0;
 }

@@ -41,6 +41,8 @@ TEST(ElasticLimitsTest, WhatNoJobCanDoIsRefusedByName) {
   };
   refuses({"--min-np", "5"}, "--min-np 5: the hosts have 4 slots");
   refuses({"--min-np", "3", "--max-np", "2"}, "--min-np 3 cannot be given");
+  EXPECT_NE(Limits({"--min-np", "2", "--max-np", "1"}, 4).find("at most 1 rank (--max-np)"),
+            std::string::npos);
   refuses({"-np", "3", "--max-np", "2"}, "--np 3 cannot be given");
   refuses({"--elastic", "--mpi"}, "--mpi cannot be given");
   refuses({"--elastic", "--launcher", "srun"}, "--launcher cannot be given");

@@ -287,6 +287,9 @@ class LRSchedulerStateHandler(_StateDictHandler):
 
 
 class SamplerStateHandler(_StateDictHandler):
+    def describe(self) -> Any:
+        return f"{len(self.value.dataset)} samples"  # ranks with other numbers make other steps
+
     def reset(self) -> None:
         self.value.reset()
 

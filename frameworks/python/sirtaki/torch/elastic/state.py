@@ -170,7 +170,7 @@ class State:
         if not _C.is_elastic:
             return False
         change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8)
-        return bool(hvd.broadcast(change, 0, name="sirtaki/elastic change").item())
+        return bool(hvd.broadcast(change, 0, name="sirtaki/commit() or check_host_updates()").item())
 
     def reset(self) -> None:
         """Does what has to be done when the job was joined again, before the callbacks."""
@@ -200,6 +200,9 @@ class ObjectState(State):
     def __init__(self, bcast_object: Optional[Callable[[Any], Any]] = None,
                  get_rank: Optional[Callable[[], int]] = None, **kwargs: Any):
         super().__init__(bcast_object, get_rank)
+        for name in kwargs:
+            if name != "step" and callable(getattr(type(self), name, None)):
+                raise hvd.InvalidArgumentError(f"a state's value is called {name!r}, as one of its methods: give it another name")
         self._saved_state: Dict[str, Any] = kwargs
         self._bring_back()
         self._saved_state = copy.deepcopy(kwargs)
@@ -518,6 +521,7 @@ class TorchState(ObjectState):
         """Compares what the ranks have, and returns their places."""
         mine = [(name, type(handler).__name__, handler.describe())
                 for name, handler in zip(self._handlers, self._of(_StateDictHandler))]
+        mine.append(("the names of values", "", sorted(self._saved_state)))
         digest = int.from_bytes(hashlib.blake2b(repr(mine).encode(), digest_size=8).digest(), "little", signed=True)
         rows = hvd.allgather(torch.tensor([[self._steps.place, digest]]), name="sirtaki/elastic place").tolist()
         if any(other != rows[0][1] for _, other in rows):
