@@ -1,19 +1,23 @@
 #include "tcp/loss.h"
 
 #include <system_error>
+#include <utility>
 
 namespace sirtaki::tcp {
 
-void Loss::Note(int rank, const std::string& host, int error) {
+void Loss::Note(core::Status why) {
   if (noted()) return;
   counts_at_ = core::Clock::now() + kGrace;
+  status_ = std::move(why);
+}
+
+void Loss::Note(int rank, const std::string& host, int error) {
   const std::string why = error == 0 || error == EPIPE
                               ? "was closed"
                               : "failed: " + std::system_category().message(error);
-  status_ = {
-      core::StatusCode::kPeerLost,
-      "rank " + std::to_string(rank) + " is lost: its connection from host " + host + " " + why,
-      {rank, host, {}}};
+  Note({core::StatusCode::kPeerLost,
+        "rank " + std::to_string(rank) + " is lost: its connection from host " + host + " " + why,
+        {rank, host, {}}});
 }
 
 }  // namespace sirtaki::tcp

@@ -1,5 +1,5 @@
-// A loss is the end of a connection that nobody has announced: the process of the other rank has ended
-// or has begun again, or its host is gone.
+// A loss is the end of a connection that nobody has announced, or its silence: the process of the other
+// rank has ended or has begun again, or its host or the way to it is gone.
 #pragma once
 
 #include <cerrno>
@@ -20,7 +20,9 @@ inline bool IsForLater(int error) { return error == EAGAIN || error == EINTR; }
 
 class Loss {
  public:
-  // `error`: errno; 0 or EPIPE where the connection was closed. The first one stays.
+  // The first one stays.
+  void Note(core::Status why);
+  // `error`: errno; 0 or EPIPE where the connection was closed.
   void Note(int rank, const std::string& host, int error);
   bool noted() const { return counts_at_ != core::TimePoint::max(); }
   // kPeerLost, once it counts.

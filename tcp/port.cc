@@ -62,12 +62,13 @@ class Transfers final : public ops::Completion {
 };
 
 std::vector<std::unique_ptr<Stream>> StreamsOf(std::vector<Line> lines, int own_rank,
-                                               const std::vector<std::string>& hosts) {
+                                               const std::vector<std::string>& hosts,
+                                               Patience patience) {
   std::vector<std::unique_ptr<Stream>> streams(lines.size());
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (!lines[i].valid()) continue;
-    streams[i] =
-        std::make_unique<Stream>(std::move(lines[i]), own_rank, static_cast<int>(i), hosts[i]);
+    streams[i] = std::make_unique<Stream>(std::move(lines[i]), own_rank, static_cast<int>(i), hosts,
+                                          patience);
   }
   return streams;
 }
@@ -75,11 +76,11 @@ std::vector<std::unique_ptr<Stream>> StreamsOf(std::vector<Line> lines, int own_
 }  // namespace
 
 Port::Port(int rank, std::vector<Line> urgent, std::vector<Line> bulk,
-           const std::vector<std::string>& hosts)
+           const std::vector<std::string>& hosts, Patience patience)
     : rank_(rank),
       size_(static_cast<int>(bulk.size())),
-      urgent_(StreamsOf(std::move(urgent), rank, hosts)),
-      bulk_(StreamsOf(std::move(bulk), rank, hosts)),
+      urgent_(StreamsOf(std::move(urgent), rank, hosts, patience)),
+      bulk_(StreamsOf(std::move(bulk), rank, hosts, patience)),
       self_(ops::InprocPorts(1).Connect(0)) {}
 
 void Port::ProgressAll() const {

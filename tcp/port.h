@@ -17,9 +17,9 @@ namespace sirtaki::tcp {
 class Port final : public ops::wire::Port {
  public:
   // `urgent`, `bulk`: connections by rank, which do not block; this rank has none. `hosts`: their
-  // names, for texts.
+  // names, for texts. `patience`: with those whose hosts are silent.
   Port(int rank, std::vector<Line> urgent, std::vector<Line> bulk,
-       const std::vector<std::string>& hosts);
+       const std::vector<std::string>& hosts, Patience patience);
 
   std::string_view name() const override { return "tcp"; }
   int rank() const override { return rank_; }

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "core/base/text.h"
+
 namespace sirtaki::tcp {
 namespace {
 
@@ -25,16 +27,19 @@ constexpr std::size_t kMostPieces = 16;  // of memory, in one call of the system
 
 }  // namespace
 
-Stream::Stream(Line line, int own_rank, int rank, std::string host)
+Stream::Stream(Line line, int own_rank, int rank, const std::vector<std::string>& hosts,
+               Patience patience)
     : own_rank_(own_rank),
       rank_(rank),
-      host_(std::move(host)),
+      own_host_(hosts[static_cast<std::size_t>(own_rank)]),
+      host_(hosts[static_cast<std::size_t>(rank)]),
       line_(std::move(line)),
+      silence_(patience),
       stage_(kStageBytes) {}
 
 void Stream::Start(Envelope envelope, Transfer* transfer) {
   core::MutexLock lock(mutex_);
-  pending_.fetch_add(1, std::memory_order_relaxed);
+  if (pending_.fetch_add(1, std::memory_order_relaxed) == 0) silence_.Begin();
   if (!ended_.ok()) return Finish(transfer, ended_);
   Box& box = BoxOf(envelope);
   const Header header{.space = static_cast<std::uint32_t>(envelope.space),
@@ -147,6 +152,7 @@ void Stream::Progress() {
     Write();
     Read();
     Write();
+    if (is_busy()) CheckSilence();
   } catch (...) {
     End(core::StatusOfException());
   }
@@ -270,6 +276,7 @@ Status Stream::TakeStaged() {
 }
 
 Status Stream::TakeHeader(const Header& header) {
+  if (header.kind == Kind::kPing) return Status::Ok();  // its system has acknowledged it
   Box& box = boxes_[KeyOf(header.space, header.tag)];
   switch (header.kind) {
     case Kind::kWanted: {
@@ -366,6 +373,29 @@ Status Stream::Nonsense() const {
 void Stream::Lose(int error) {
   line_.Close();
   loss_.Note(rank_, host_, error);
+}
+
+void Stream::CheckSilence() {
+  const core::TimePoint now = core::Clock::now();
+  if (!line_.valid() || !silence_.IsDue(now)) return;
+  const auto known = AcknowledgedOn(line_.get());
+  if (!known) return;
+  switch (silence_.Look(*known, now)) {
+    case Silence::Verdict::kWell:
+      return;
+    case Silence::Verdict::kPing:
+      outgoing_.push_back({Header{.kind = Kind::kPing}});
+      return Write();
+    case Silence::Verdict::kLost:
+      break;
+  }
+  line_.Close();
+  loss_.Note({StatusCode::kPeerLost,
+              "rank " + std::to_string(rank_) + " is lost: host " + host_ +
+                  " has acknowledged nothing that rank " + std::to_string(own_rank_) + " on host " +
+                  own_host_ + " has sent it for " + core::DurationText(silence_.lasts()) +
+                  " (peer_timeout): the host or the link between the two is down",
+              {rank_, {}, {}}});  // the text has the host
 }
 
 // Nothing moves any more, and everything that was under way has failed.

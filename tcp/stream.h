@@ -5,6 +5,8 @@
 // one is announced, and goes when its receiver has said where to: from the sender's memory straight
 // into the receiver's. The receiver says so as soon as it expects it, mostly before it is announced.
 //
+// A stream on which a transfer waits for a host that is gone notices that (tcp/silence.h).
+//
 // Threads share a stream: each that looks after a transfer moves whatever there is to move.
 #pragma once
 
@@ -23,6 +25,7 @@
 #include "ops/wire/port.h"
 #include "tcp/line.h"
 #include "tcp/loss.h"
+#include "tcp/silence.h"
 
 namespace sirtaki::tcp {
 
@@ -41,8 +44,9 @@ struct Transfer {
 
 class Stream {
  public:
-  // `line` does not block. `rank`, `host`: of the other end.
-  Stream(Line line, int own_rank, int rank, std::string host);
+  // `line` does not block. `rank`: of the other end. `hosts`: their names, by rank.
+  Stream(Line line, int own_rank, int rank, const std::vector<std::string>& hosts,
+         Patience patience);
 
   void Start(ops::wire::Envelope envelope, Transfer* transfer) SIRTAKI_EXCLUDES(mutex_);
   // Whether a transfer is not done. The medium has to move all of them, whichever is looked after: a
@@ -56,7 +60,7 @@ class Stream {
   void Withdraw(ops::wire::Envelope envelope, Transfer* transfer) SIRTAKI_EXCLUDES(mutex_);
 
  private:
-  enum class Kind : std::uint32_t { kMessage = 1, kAnnounce, kWanted, kData };
+  enum class Kind : std::uint32_t { kMessage = 1, kAnnounce, kWanted, kData, kPing };
   struct Header {
     Kind kind = Kind::kMessage;
     std::uint32_t space = 0;
@@ -119,16 +123,19 @@ class Stream {
   core::Status Differs(std::int64_t sent, std::int64_t expected, std::int32_t tag) const;
   core::Status Nonsense() const;
   void Lose(int error) SIRTAKI_REQUIRES(mutex_);
+  void CheckSilence() SIRTAKI_REQUIRES(mutex_);
   void End(core::Status why) SIRTAKI_REQUIRES(mutex_);
 
   const int own_rank_;
   const int rank_;
+  const std::string own_host_;
   const std::string host_;
   std::atomic<int> pending_{0};  // transfers
   core::Mutex mutex_;
   Line line_ SIRTAKI_GUARDED_BY(mutex_);
   int write_error_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // after which only reading goes on
   Loss loss_ SIRTAKI_GUARDED_BY(mutex_);
+  Silence silence_ SIRTAKI_GUARDED_BY(mutex_);
   core::Status ended_ SIRTAKI_GUARDED_BY(mutex_);
   std::unordered_map<std::uint64_t, Box> boxes_ SIRTAKI_GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ SIRTAKI_GUARDED_BY(mutex_);

@@ -92,7 +92,9 @@ class TcpMedium final : public Medium {
     transport_ = transport.get();
     return WireParts::Make(
         *this, options, deadline, std::move(transport),
-        std::make_unique<tcp::Port>(topology_.rank, std::move(urgent), std::move(bulk), hosts),
+        std::make_unique<tcp::Port>(
+            topology_.rank, std::move(urgent), std::move(bulk), hosts,
+            tcp::Patience{options.config.ping_interval, options.config.peer_timeout}),
         &parts_);
   }
 

@@ -41,7 +41,7 @@ std::vector<std::unique_ptr<Port>> PortsOf(int size) {
   for (int rank = 0; rank < size; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     ports.push_back(std::make_unique<Port>(rank, std::move(urgent[index]), std::move(bulk[index]),
-                                           tests::HostsOf(size)));
+                                           tests::HostsOf(size), Patience()));
   }
   return ports;
 }
@@ -235,7 +235,7 @@ TEST_F(TcpPortTest, NothingStartsAfterAbort) {
 
 TEST(TcpStreamTest, BytesThatNoRankSendsEndTheStream) {
   auto lines = tests::LinesOfAll(2);
-  Stream stream(std::move(lines[0][1]), 0, 1, "host1");
+  Stream stream(std::move(lines[0][1]), 0, 1, tests::HostsOf(2), Patience());
   std::vector<std::byte> memory(8);
   Transfer transfer;
   transfer.taken = memory.data();
@@ -251,7 +251,7 @@ TEST(TcpStreamTest, BytesThatNoRankSendsEndTheStream) {
 
 TEST(TcpStreamTest, WhatWasSentBeforeTheEndArrivesAlsoWhereWritingFailsFirst) {
   auto lines = tests::LinesOfAll(2);
-  Stream stream(std::move(lines[0][1]), 0, 1, "host1");
+  Stream stream(std::move(lines[0][1]), 0, 1, tests::HostsOf(2), Patience());
   const std::vector<std::byte> given(8, std::byte{7});
   std::vector<std::byte> memory(8);
   Transfer sent;
@@ -259,7 +259,7 @@ TEST(TcpStreamTest, WhatWasSentBeforeTheEndArrivesAlsoWhereWritingFailsFirst) {
   sent.given = given.data();
   sent.bytes = 8;
   {
-    Stream other(std::move(lines[1][0]), 1, 0, "host0");
+    Stream other(std::move(lines[1][0]), 1, 0, tests::HostsOf(2), Patience());
     other.Start(kMessage, &sent);
     ASSERT_TRUE(sent.done);
   }
