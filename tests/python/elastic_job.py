@@ -221,6 +221,21 @@ def lost_before_run(start):
     job.wait_for(r"^\[0\] again: .*run\(\) was called again, in an elastic job")
 
 
+def early_calls(start):
+    """Calls that a worker which comes later would make alone are refused before run(), with no loss yet, and harm nothing."""
+    job = start("-np", "2", arguments=["early calls"])
+    for worker in (0, 1):
+        for call in ("broadcast_parameters", "broadcast_optimizer_state", "broadcast_object", "allreduce_async", "barrier", "join",
+                     "add_process_set"):
+            job.wait_for(rf"^\[{worker}\] early {call}: .* came too early: in an elastic job collective calls belong into the function")
+    at, _ = job.wait_for(r"epoch \d+ 2")
+    os.kill(job.pid(1), signal.SIGKILL)
+    at, _ = job.wait_for(r"begins \d 2 ", at)
+    job.wait_for(r"epoch \d+ 2", at)
+    assert job.end() == 0
+    job.check_equal(2)
+
+
 def fails(start):
     """What fails every time, with no rank lost, ends with the error."""
     job = start("-np", "2", arguments=["fails"])
@@ -474,8 +489,9 @@ def on_hosts(start, modes=("",)):
 
 
 LONG = [many_faults, many_faults_between_commits, many_generations]
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, fails, the_one_that_fails_is_named, shards_are_copied,
-         shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand, shards_without_their_copies, *LONG]
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early_calls, fails, the_one_that_fails_is_named,
+         shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand,
+         shards_without_their_copies, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]

@@ -55,8 +55,26 @@ def make_data():
     return inputs, inputs.sum(1, keepdim=True)
 
 
+def call_early(model, optimizer):
+    """Makes calls before run(), which are refused."""
+    calls = {"broadcast_parameters": lambda: hvd.broadcast_parameters(model.state_dict(), root_rank=0),
+             "broadcast_optimizer_state": lambda: hvd.broadcast_optimizer_state(optimizer, root_rank=0),
+             "broadcast_object": lambda: hvd.broadcast_object("text"),
+             "allreduce_async": lambda: hvd.allreduce_async(torch.ones(2)),
+             "barrier": hvd.barrier,
+             "join": hvd.join,
+             "add_process_set": lambda: hvd.add_process_set([0])}
+    for name, call in calls.items():
+        try:
+            call()
+            say(f"early {name}: not refused")
+        except hvd.InvalidArgumentError as error:
+            say(f"early {name}: {error}")
+
+
 def main(enough, mode=""):
-    """The mode "lost before run": a rank is lost when it has made what run() sets up; "fails": every time; "last fails", "last returns": the last rank, after its first step; "steps":
+    """The mode "lost before run": a rank is lost when it has made what run() sets up; "early calls": calls that run() has to be
+    begun for are made before; "fails": every time; "last fails", "last returns": the last rank, after its first step; "steps":
     step() is called in the place of most commits; "sharded" and what follows it: see train_sharded(); a number: that
     many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
@@ -81,6 +99,8 @@ def main(enough, mode=""):
 
     if mode == "lost before run" and hvd.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "early calls":
+        call_early(model, optimizer)
 
     @hvd.elastic.run
     def train(state):

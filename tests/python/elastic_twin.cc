@@ -240,6 +240,27 @@ class Leaves {
   std::optional<Counts> after_;
 };
 
+// Makes calls before run(), which are refused.
+template <class Optimizer>
+void call_early(Net& net, Optimizer& optimizer) {
+  const auto make = [](const char* name, const auto& call) {
+    try {
+      call();
+      std::printf("early %s: not refused\n", name);
+    } catch (const sirtaki::Error& error) {
+      const bool is_invalid = error.code() == sirtaki::ErrorCode::InvalidArgument;
+      std::printf("early %s: %s%s\n", name, is_invalid ? "" : "another code: ", error.what());
+    }
+  };
+  make("broadcast_parameters", [&] { sirtaki::broadcast_parameters(net, 0); });
+  make("broadcast_optimizer_state", [&] { sirtaki::broadcast_optimizer_state(optimizer, 0); });
+  make("broadcast_object", [] { (void)sirtaki::broadcast_object(std::string("text"), 0); });
+  make("allreduce_async", [] { (void)sirtaki::allreduce_async(torch::ones({2})); });
+  make("barrier", [] { sirtaki::barrier(); });
+  make("join", [] { (void)sirtaki::join(); });
+  make("add_process_set", [] { (void)sirtaki::add_process_set({0}); });
+}
+
 // The mode is described in elastic_program.py.
 void train(const std::string& enough, const std::string& mode) {
   const int generations = std::atoi(mode.c_str());  // 0: it is no number
@@ -271,6 +292,7 @@ void train(const std::string& enough, const std::string& mode) {
                    .value("trained", trained);
 
   if (mode == "lost before run" && sirtaki::rank() == 1) std::raise(SIGKILL);
+  if (mode == "early calls") call_early(net, optimizer);
 
   const auto is_enough = [&] {
     return sirtaki::broadcast_object(std::filesystem::exists(enough) ? "yes" : "no", 0) == "yes";

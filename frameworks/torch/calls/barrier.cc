@@ -4,6 +4,7 @@
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/call_forms.h"
+#include "frameworks/torch/calls/early_call.h"
 #include "frameworks/torch/session/set_membership.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -36,6 +37,7 @@ void monitored_barrier(std::chrono::milliseconds timeout, const BarrierOptions& 
 int join(const JoinOptions& options) {
   const auto state = detail::CurrentSession();
   detail::ThrowIfError(state->Check());
+  if (detail::IsEarlyCall(*state)) detail::RefuseEarlyCall("join()");
   const detail::CallMembers members = detail::MembersOf(options.process_set(), state);
   core::HandlePtr handle;
   detail::ThrowIfError(

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/recycling.h"
+#include "frameworks/torch/calls/early_call.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -18,6 +19,12 @@ template <class Base>
 struct TensorWork final : Base {
   CallStorages storages;
 };
+
+std::string ForText(const TensorCall& call) {
+  const std::string kind(core::OpKindName(call.kind));
+  if (call.name.empty()) return kind;
+  return kind + " for " + core::Key::Named(core::kWorldSet, call.name).ToString();
+}
 
 struct MadeWork {
   core::WorkPtr work;
@@ -70,6 +77,7 @@ void GiveAllMemory(const TensorCall& call, const CallMembers& members, const Cal
 std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall&& call,
                                                     std::shared_ptr<SessionState> session) {
   ThrowIfError(session->Check());
+  if (IsEarlyCall(*session)) RefuseEarlyCall(ForText(call));
   CheckName(call);
   const CallMembers members = MembersOf(call.process_set, session);
   const MadeWork made =
@@ -103,6 +111,7 @@ std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall&& call,
 std::shared_ptr<PendingTensor> PendingTensor::StartWork(std::string name, const core::WorkPtr& work,
                                                         CallMemories&& memory, bool will_wait,
                                                         std::shared_ptr<SessionState> session) {
+  if (IsEarlyCall(*session)) RefuseEarlyCall(name);
   const std::shared_ptr<PendingTensor> pending = Make();
   pending->memory_ = std::move(memory);
   pending->Submit(std::move(name), work, will_wait, std::move(session));

@@ -6,6 +6,7 @@
 
 #include "core/protocol/mismatch.h"
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/early_call.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
@@ -59,6 +60,7 @@ core::RankRanges RangesOf(const std::vector<int>& ranks) {
 
 ProcessSet Add(const std::vector<int>& ranks, core::TimePoint deadline,
                const std::shared_ptr<SessionState>& state) {
+  if (detail::IsEarlyCall(*state)) detail::RefuseEarlyCall("add_process_set()");
   CallMembers members{core::kWorldSet, RangesOf(ranks), state->topology().rank};
   detail::ThrowIfError(state->session().AddSet(members.ranks, deadline, &members.set));
   return Made(std::move(members), state);
@@ -115,6 +117,7 @@ ProcessSet add_process_set(const std::vector<int>& ranks, const ProcessSetOption
 
 void remove_process_set(const ProcessSet& process_set, const ProcessSetOptions& options) {
   const auto state = AliveSession();
+  if (detail::IsEarlyCall(*state)) detail::RefuseEarlyCall("remove_process_set()");
   if (process_set.membership()) CheckOwner(*process_set.membership(), state);
   detail::ThrowIfError(
       state->session().RemoveSet(process_set.id(), detail::DeadlineOf(options.timeout())));

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): on_exit is glibc's
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <exception>
@@ -21,6 +22,7 @@
 #include "core/base/log.h"
 #include "core/config/config.h"
 #include "core/machine/fork_guard.h"
+#include "frameworks/torch/calls/early_call.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/session/session_state.h"
 #include "frameworks/torch/session/set_membership.h"
@@ -280,6 +282,21 @@ void TellElasticCannotGoOn(const std::string& why) {
 }
 void CheckJob() { ThrowIfError(CurrentSession()->Check()); }
 bool IsDeferred() { return IsElastic() && !session::ElasticWorker::OfProcess().has_begun(); }
+bool IsEarlyCall(const SessionState& session) {
+  static std::atomic<bool> may_call{false};  // for good
+  if (may_call.load(std::memory_order_relaxed)) return false;
+  if (IsDeferred()) return OwnState().get() == &session;
+  may_call.store(true, std::memory_order_relaxed);
+  return false;
+}
+void RefuseEarlyCall(const std::string& what) {
+  ThrowInvalid(
+      what +
+      " came too early: in an elastic job collective calls belong into the function given to "
+      "elastic.run(), in C++ elastic::run(): a worker that comes later would make them alone; "
+      "run() "
+      "itself gives all ranks the same parameters and optimizers' state");
+}
 std::string ElasticChange() { return session::ElasticWorker::OfProcess().WhyChange(); }
 
 std::vector<std::string> MpiModules() { return session::Session::MpiModules(); }
