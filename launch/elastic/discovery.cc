@@ -59,7 +59,9 @@ Status ParseDiscovered(std::string_view text, const std::string& script, int slo
     out->clear();
     return Status::Ok();
   }
-  return ParseHostFile(lines, CalledScript(script), out);
+  const Status status = ParseHostFile(lines, script, out);
+  return status.ok() ? status
+                     : Status(status.code(), "--host-discovery-script " + status.message());
 }
 
 Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out) {
@@ -112,7 +114,8 @@ void Discovery::CheckTimes(TimePoint now) {
   int error = 0;
   const Status status = child_.Start(command, &error);
   until_ = now + (status.ok() ? core::Duration(kPatience) : interval_);
-  if (!status.ok()) return Complain("cannot be started: " + status.message());
+  if (!status.ok())
+    return Complain(CalledScript(script_) + " cannot be started: " + status.message());
   for (const Stream stream : kStreams) child_.Ask(stream);
 }
 
@@ -132,7 +135,9 @@ std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
   until_ = now + interval_;
   HostList hosts;
   std::string why = WhyFailed(*end, !killed_, said_);
-  if (why.empty()) {
+  if (!why.empty()) {
+    why = CalledScript(script_) + " " + why;
+  } else {
     const Status status = ParseDiscovered(printed_, script_, slots_per_host_, &hosts);
     if (!status.ok()) why = status.message();
   }
@@ -146,8 +151,7 @@ std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
 
 void Discovery::Complain(const std::string& why) {
   if (std::exchange(complaint_, why) == why) return;
-  std::fprintf(stderr, "sirtakirun: %s %s; the hosts are those from before\n",
-               CalledScript(script_).c_str(), why.c_str());
+  std::fprintf(stderr, "sirtakirun: %s; the hosts are those from before\n", why.c_str());
 }
 
 }  // namespace sirtaki::launch

@@ -31,7 +31,7 @@ TEST(DiscoveryTest, LinesAreHostsWithOrWithoutSlots) {
 
 TEST(DiscoveryTest, AWrongLineNamesTheScript) {
   const std::string text = Parsed("a:4\nb:many\n");
-  EXPECT_NE(text.find("--host-discovery-script"), std::string::npos) << text;
+  EXPECT_EQ(text.find("--host-discovery-script \"find.sh\", line 2: "), 0U) << text;
   EXPECT_NE(text.find("many"), std::string::npos) << text;
 }
 
