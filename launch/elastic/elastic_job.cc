@@ -87,7 +87,8 @@ class ElasticJob {
   int Run() {
     for (Settle(); !IsOver(); Settle()) loop_.Run(NextTime());
     EndOrphans("ssh");
-    if (!why_.empty()) std::fprintf(stderr, "sirtakirun: %s\n", why_.c_str());
+    if (!why_.empty())
+      std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(), why_.c_str());
     return code_ == 0 && output_.failed() ? 1 : code_;
   }
 
@@ -163,7 +164,7 @@ class ElasticJob {
       text += (text.empty() ? "host " : "; host ") + host.host + " gets no worker for " +
               time_to(host.until) + " more: " + host.why;
     }
-    std::fprintf(stderr, "sirtakirun: %s\n", text.c_str());
+    std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(), text.c_str());
   }
 
   // ---- orders ----
@@ -196,14 +197,16 @@ class ElasticJob {
       workers_[order.worker].host = host;
       const Status added = output_.AddRank();
       if (!added.ok() && membership_.generation() == 0) return End(2, added.message());
-      if (!added.ok()) std::fprintf(stderr, "sirtakirun: %s\n", added.message().c_str());
+      if (!added.ok())
+        std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(),
+                     added.message().c_str());
     }
     const Starters::Batch batch{orders.front().worker, static_cast<int>(orders.size())};
     // The first ones are told with their generation.
     if (membership_.generation() > 0) {
       const auto numbers = core::RankRanges::Span(batch.first, batch.first + batch.count - 1);
-      std::fprintf(stderr, "sirtakirun: host %s: %s %s\n", host.c_str(),
-                   batch.count == 1 ? "starting worker" : "starting workers",
+      std::fprintf(stderr, "%ssirtakirun: host %s: %s %s\n", output_.TimePrefix().c_str(),
+                   host.c_str(), batch.count == 1 ? "starting worker" : "starting workers",
                    numbers.ToString().c_str());
     }
     const Status status = starters_.Start(host, batch, variables_);
@@ -213,8 +216,9 @@ class ElasticJob {
   void Do(const StartWorker& /*order*/) {}  // see CarryOut
   void Do(const EndWorker& order) {
     Worker& worker = workers_[order.worker];
-    std::fprintf(stderr, "sirtakirun: worker %d on host %s is ended: %s\n", order.worker,
-                 worker.host.c_str(), order.why.c_str());
+    std::fprintf(stderr, "%ssirtakirun: worker %d on host %s is ended: %s\n",
+                 output_.TimePrefix().c_str(), order.worker, worker.host.c_str(),
+                 order.why.c_str());
     worker.doomed = true;
     history_.NoteLeft(decided_, {order.worker, worker.host}, "is ended: " + order.why,
                       Clock::now());
@@ -229,8 +233,8 @@ class ElasticJob {
     });
   }
   void Do(const AnnounceChange& order) {
-    std::fprintf(stderr, "sirtakirun: generation %d is to change: %s\n", order.generation,
-                 order.why.c_str());
+    std::fprintf(stderr, "%ssirtakirun: generation %d is to change: %s\n",
+                 output_.TimePrefix().c_str(), order.generation, order.why.c_str());
     change_ = order;
     std::vector<int> leaving;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
@@ -256,8 +260,8 @@ class ElasticJob {
   }
   void Do(const BeginGeneration& order) {
     const auto places = Places(order.members);
-    std::fprintf(stderr, "sirtakirun: generation %d: %s\n", order.generation,
-                 MembersText(places).c_str());
+    std::fprintf(stderr, "%ssirtakirun: generation %d: %s\n", output_.TimePrefix().c_str(),
+                 order.generation, MembersText(places).c_str());
     decided_at_ = Clock::now();
     decided_ = order.generation;
     history_.NoteDecided(order.generation, places, decided_at_);
@@ -276,7 +280,8 @@ class ElasticJob {
     if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
     over_at_ = std::min(over_at_, Clock::now());
     history_.NoteOver(generation, why, over_at_);
-    std::fprintf(stderr, "sirtakirun: generation %d is over: %s\n", generation, why.c_str());
+    std::fprintf(stderr, "%ssirtakirun: generation %d is over: %s\n", output_.TimePrefix().c_str(),
+                 generation, why.c_str());
   }
 
   // One that has ended meanwhile is known as a member alone.
@@ -445,17 +450,18 @@ class ElasticJob {
               " after the one before: " + core::DurationText(decided_at_ - over_at_) +
               " to leave that, " + core::DurationText(now - decided_at_) + " to join";
     }
-    std::fprintf(stderr, "sirtakirun: generation %d has begun%s\n", membership_.generation(),
-                 since.c_str());
+    std::fprintf(stderr, "%ssirtakirun: generation %d has begun%s\n", output_.TimePrefix().c_str(),
+                 membership_.generation(), since.c_str());
     history_.NoteJoined(membership_.generation(), now);
     joined_at_ = now;
     over_at_ = TimePoint::max();
   }
 
   void NoteTrains(TimePoint now) {
-    std::fprintf(
-        stderr, "sirtakirun: generation %d trains, %s later, with the state of worker %d\n",
-        membership_.generation(), core::DurationText(now - joined_at_).c_str(), members_.front());
+    std::fprintf(stderr,
+                 "%ssirtakirun: generation %d trains, %s later, with the state of worker %d\n",
+                 output_.TimePrefix().c_str(), membership_.generation(),
+                 core::DurationText(now - joined_at_).c_str(), members_.front());
     history_.NoteTrains(membership_.generation(), now);
   }
 
@@ -487,9 +493,9 @@ class ElasticJob {
     if (found == workers_.end()) return;
     output_.Finish(id);
     if (!is_ending() && how != WorkerEnd::kFinished && !found->second.doomed) {
-      std::fprintf(stderr, "sirtakirun: worker %d on host %s %s%s\n", id,
-                   found->second.host.c_str(), how == WorkerEnd::kLost ? "is lost: " : "",
-                   why.c_str());
+      std::fprintf(stderr, "%ssirtakirun: worker %d on host %s %s%s\n",
+                   output_.TimePrefix().c_str(), id, found->second.host.c_str(),
+                   how == WorkerEnd::kLost ? "is lost: " : "", why.c_str());
       history_.NoteLeft(membership_.generation(), {id, found->second.host},
                         (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
     }
@@ -524,9 +530,11 @@ class ElasticJob {
   void CheckChildren() {
     if (const auto hosts = discovery_.TakeHosts(Clock::now()); hosts && !is_ending()) {
       if (hosts->empty() && std::exchange(has_hosts_, false)) {
-        std::fprintf(stderr,
-                     "sirtakirun: --host-discovery-script names no host any more: the workers stay "
-                     "until it names others, and none is started\n");
+        std::fprintf(
+            stderr,
+            "%ssirtakirun: --host-discovery-script names no host any more: the workers stay "
+            "until it names others, and none is started\n",
+            output_.TimePrefix().c_str());
       }
       has_hosts_ = !hosts->empty();
       membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());

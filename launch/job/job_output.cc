@@ -111,11 +111,13 @@ Status JobOutput::OpenFile(const std::string& folder, Stream stream, bool again,
 
 std::string JobOutput::Prefix(int rank, Stream stream) const {
   std::string prefix = "[" + std::to_string(rank) + "]";
-  if (timestamps_) prefix = TimeText() + " " + prefix;
+  prefix = TimePrefix() + prefix;
   if (colors_[Index(stream)])
     prefix = "\033[3" + std::to_string(1 + rank % 6) + "m" + prefix + "\033[0m";
   return prefix + " ";
 }
+
+std::string JobOutput::TimePrefix() const { return timestamps_ ? TimeText() + " " : ""; }
 
 void JobOutput::Append(int rank, Stream stream, std::string_view bytes) {
   OfRank& of = of_[At(rank)];

@@ -38,6 +38,8 @@ class JobOutput {
   void FinishLauncher();
   std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
 
+  // What stands before each line: the time and a space, or nothing.
+  std::string TimePrefix() const;
   // Whether something waits for the terminal (or what stands for it).
   bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
   // Writes what waits, piece by piece, when it can be written without blocking.

@@ -10,17 +10,18 @@ sirtakirun=${2:-}
 # middle. Log, timeline and --explain then tell of both generations.
 code=0
 {
-  "$sirtakirun" --elastic -np 3 --timeline "$scratch/traces" --flight-records "$scratch/records" bash -c 'echo "pid $$"; exec "$@"' bash "$program" --epochs 12 2>&1 || code=$?
+  "$sirtakirun" --elastic -np 3 --prefix-timestamp --timeline "$scratch/traces" --flight-records "$scratch/records" bash -c 'echo "pid $$"; exec "$@"' bash "$program" --epochs 12 2>&1 || code=$?
   echo "exit code $code"
 } | while IFS= read -r line; do
   printf '%s\n' "$line" >>"$scratch/output"
   case $line in
-    '[0] pid '*) victim=${line#'[0] pid '} ;;
+    *' [0] pid '*) victim=${line##* } ;;
     *'epoch   2/12'*) kill -KILL "$victim" ;;
   esac
 done
 code=$(sed -n 's/^exit code //p' "$scratch/output")
 expect 0 "a rank is killed" "generation 1 is over" "generation 2 has begun" "epoch  12/12" "parameters identical on all ranks"
+grep -qE '^[0-9-]+ [0-9:.]+ sirtakirun: generation 1 is over: ' "$scratch/output" || fail "the lines of sirtakirun have no time"
 [ "$(grep -c "epoch  12/12" "$scratch/output")" = 1 ] || fail "several ranks say how far they are"
 
 code=0
