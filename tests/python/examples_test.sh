@@ -75,7 +75,7 @@ no_epochs() {
 }
 # A rank is killed in the middle, and the others end with the same parameters.
 digits_elastic() {
-  local victim= line
+  local victim="" line
   # shellcheck disable=SC2016  # the shell around the program
   {
     code=0
