@@ -23,6 +23,7 @@
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/state/sharded_state.h"
 #include "frameworks/torch/state/tensor_split.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/tensor_parallel.h"
 

@@ -8,6 +8,10 @@
 
 #include "sirtaki/optimizer.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace sirtaki::detail {
 
 // The parameters of a module, and behind them its buffers, each as "buffer NAME".
