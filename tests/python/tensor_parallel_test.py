@@ -261,6 +261,10 @@ def test_what_it_refuses(rank, size):
     gathering = hvd.ColumnParallelLinear(3, size, gather_output=True)
     with pytest.raises(ValueError):
         gathering(torch.ones(1, 2 if rank == 0 else 3))
+    with pytest.raises(ValueError, match="input_is_parallel=False"):
+        layer(torch.ones(1, size))
+    with pytest.raises(ValueError, match="has 4 features.*has to have 3"):
+        hvd.ColumnParallelLinear(3, size)(torch.ones(1, 4))
     whole_input = hvd.RowParallelLinear(size, 3, input_is_parallel=False)
     with pytest.raises(ValueError, match=f"must have all {size} features"):
         whole_input(torch.ones(1, size + 1))

@@ -52,6 +52,18 @@ at::Tensor Casted(const at::Tensor& tensor, std::optional<at::ScalarType> type =
                                    device);
 }
 
+// The layer's name is in the text: a column layer throws on this rank alone.
+void CheckFeatures(const at::Tensor& input, std::int64_t features, const ParallelCalls& calls,
+                   bool whole_is_given = false) {
+  if (input.dim() == 0 || input.size(-1) == features) return;
+  const bool is_whole = !whole_is_given && input.size(-1) == calls.split().split.size;
+  ThrowInvalid(calls.key + ": its input has " + std::to_string(input.size(-1)) +
+               " features in the last dimension, and has to have " + std::to_string(features) +
+               (is_whole ? ", this rank's part; input_is_parallel(false), in Python "
+                           "input_is_parallel=False, takes that part of all of them"
+                         : ""));
+}
+
 std::optional<at::Tensor> GivenBias(const at::Tensor& bias) {
   return bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
 }
@@ -98,6 +110,7 @@ at::Tensor ParallelLayer::Column(const at::Tensor& input, const at::Tensor& weig
                                  const at::Tensor& bias, bool gather_output) const {
   if (ranks() == 1) return at::linear(input, weight, GivenBias(bias));
   const auto compute = [&] {
+    CheckFeatures(input, weight.size(1), *calls_, /*whole_is_given=*/true);
     return ColumnLinear(Casted(input), Casted(weight), Casted(bias), calls_);
   };
   return gather_output ? GatherOwn(Make(compute), calls_) : compute();
@@ -107,6 +120,7 @@ at::Tensor ParallelLayer::Row(const at::Tensor& input, const at::Tensor& weight,
                               const at::Tensor& bias, bool input_is_parallel) const {
   if (ranks() == 1) return at::linear(input, weight, GivenBias(bias));
   const Made own = Make([&] {
+    if (input_is_parallel) CheckFeatures(input, weight.size(1), *calls_);
     return at::linear(input_is_parallel ? input : Through(Region::kScatter, input, calls_), weight);
   });
   const at::Tensor sum = SumOwn(own, calls_);

@@ -82,7 +82,17 @@ TEST(TensorParallelRefusalTest, InputsThatDifferAreToldToAllRanks) {
                           whole(torch::ones({2, 5}));
                         }),
                 HasSubstr("its last dimension must have all 4 features"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          row(torch::ones({2, 4}));
+                        }),
+                AllOf(HasSubstr("input has 4 features"), HasSubstr("input_is_parallel(false)")));
     ColumnParallelLinear column(ColumnParallelLinearOptions(3, 5));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          column(torch::ones({2, 4}));
+                        }),
+                AllOf(HasSubstr("ColumnParallelLinear #"), HasSubstr("has to have 3")));
     const torch::Tensor y = column(torch::ones({1 + rank, 3}).requires_grad_());
     ErrorOf(ErrorCode::Mismatch, [&] { y.sum().backward(); });
 
