@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/optim/sgd.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -128,6 +129,7 @@ void BindPipeline(py::module_& module) {
            py::arg("timeout"), py::arg("name"), py::arg("process_set"), py::arg("mesh"));
 
   module.def("cut_layers", &PipelineCore::Cut, Waiting());
+  module.def("pipeline_stage_of", &PipelineCore::StageTextOf, WithoutGil());
   module.def("pipeline_rows_of", &PipelineCore::RowsOf, WithoutGil());
   py::class_<PythonPipeline>(module, "Pipeline")
       .def(py::init<const PipelineOptions&, const std::vector<int>&, const MakeStage&,
@@ -136,20 +138,24 @@ void BindPipeline(py::module_& module) {
       .def("train_batch", &PythonPipeline::TrainBatch, Waiting())
       .def("evaluate_batch", &PythonPipeline::EvaluateBatch, Waiting())
       .def("clip_grad_norm",
-           [](PythonPipeline& self, PythonOptimizer& optimizer, const py::list& param_groups,
-              double max_norm, double norm_type, bool error_if_nonfinite) {
-             optimizer.Follow(param_groups);
+           [](PythonPipeline& self,
+              const std::vector<std::pair<PythonOptimizer*, py::list>>& optimizers, double max_norm,
+              double norm_type, bool error_if_nonfinite) {
+             std::deque<torch::optim::SGD> plain;  // make no step
+             std::vector<torch::optim::Optimizer*> all;
+             for (const auto& [optimizer, groups] : optimizers) {
+               if (optimizer != nullptr) {
+                 optimizer->Follow(groups);
+                 all.push_back(optimizer);
+               } else {
+                 all.push_back(&plain.emplace_back(groups.cast<Tensors>(), 0));
+               }
+             }
              const py::gil_scoped_release release;
-             return self.core().ClipGradNorm(optimizer, max_norm, norm_type, error_if_nonfinite);
+             return self.core().ClipGradNorm(all, max_norm, norm_type, error_if_nonfinite);
            })
-      .def(
-          "clip_grad_norm_plain",
-          [](PythonPipeline& self, const Tensors& parameters, double max_norm, double norm_type,
-             bool error_if_nonfinite) {
-            torch::optim::SGD optimizer(parameters, 0);  // makes no step
-            return self.core().ClipGradNorm(optimizer, max_norm, norm_type, error_if_nonfinite);
-          },
-          Waiting())
+      .def("replace_parameters",
+           [](PythonPipeline& self, const NamedTensors& now) { self.core().Replace(now); })
       .def("optimizer_options", &OptimizerArguments)
       .def_property_readonly("stages", [](PythonPipeline& self) { return self.core().stages(); })
       .def_property_readonly("is_first",

@@ -28,6 +28,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -41,9 +42,8 @@
 
 namespace sirtaki {
 
-// A skip connection hands one tensor from a stage to a later one. The stage `from` returns it behind
-// its other tensors, one for each name; the stage `to` gets it behind its other inputs. Several of
-// them come in the order of the option.
+// A skip connection hands one tensor from a stage to a later one. The stage `from` returns it behind its other
+// tensors, one for each name; the stage `to` gets it behind its other inputs, in the order of the option.
 struct PipelineSkip {
   std::string name;
   int from = 0;
@@ -60,17 +60,16 @@ struct SIRTAKI_API PipelineOptions {
   TORCH_ARG(std::string, schedule) = "1f1b";
   // The ranks of this set have the stages, in ascending order. Default: all ranks of the job.
   TORCH_ARG(ProcessSet, process_set);
-  // How layers are cut into stages: "uniform" by their number, "parameters" by the number of these,
-  // "time" by their time on the first rank of the row with `sample`. Empty: each factory makes a
-  // stage, and a Sequential is cut as by "uniform".
+  // How layers are cut into stages: "uniform" by their number, "parameters" by the number of these, "time" by
+  // their time on the first rank with `sample`. Empty: each factory makes a stage; a Sequential is "uniform".
   TORCH_ARG(std::string, partition);
   TORCH_ARG(at::Tensor, sample);           // the inputs of a micro-batch, for "time"
   TORCH_ARG(int, stages_per_rank) = 1;     // of layers that are cut
   TORCH_ARG(std::vector<int>, placing);    // each stage's place in the row; empty: stage % ranks
   TORCH_ARG(std::vector<int>, recompute);  // stages that keep their inputs alone, as by recompute()
   TORCH_ARG(std::vector<PipelineSkip>, skips);
-  // Parameters that several stages have, by the names of named_parameters(): {{"0.weight",
-  // "5.weight"}}. They begin alike, and their gradients are summed over the stages before the step.
+  // Parameters that several stages have, by the names of named_parameters(): {{"0.weight", "5.weight"}}.
+  // They begin alike, and their gradients are summed over the stages before the step.
   TORCH_ARG(Ties, ties);
   // If a message is not there in this time, the job fails with TimedOut, and the text names stage,
   // micro-batch and what is missing. Positive.
@@ -172,11 +171,10 @@ class PipelineStage {
 
 using PipelineFactory = std::function<PipelineStage()>;
 
-// A Pipeline is a module with the layers of this rank alone, under the names that they have in the
-// unsplit model: parameters(), train(), eval(), to() and saving work as ever. The constructor and the
-// functions that run or clip are collective over the row of ranks that have the stages. LBFGS, whose
-// step looks at all parameters at once, cannot train a pipeline, though a plain one is noticed by
-// clip_grad_norm_ alone.
+// A Pipeline is a module with the layers of this rank alone, under the names that they have in the unsplit
+// model: parameters(), train(), eval(), to() and saving work as ever. The constructor and the functions that
+// run or clip are collective over the row of ranks that have the stages. LBFGS, whose step looks at all
+// parameters at once, cannot train a pipeline: only the step of a plain one is not refused.
 class SIRTAKI_API Pipeline : public torch::nn::Module {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -188,50 +186,52 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
   Pipeline(const std::vector<PipelineFactory>& factories, const PipelineLoss& loss,
            const PipelineOptions& options);
 
-  // Runs all micro-batches forward and backward and adds to the gradients those of the whole batch's
-  // mean loss, which it returns on every rank of the row. The rank of the first stage gives the inputs
-  // and that of the last one the target; other ranks may give nothing. Shapes and types that stages
-  // hand on are those of the first micro-batch for ever. An error on one rank, of a stage too, ends
-  // the job: its text names stage and micro-batch.
+  // Runs all micro-batches forward and backward and adds to the gradients those of the whole batch's mean
+  // loss, which it returns on every rank of the row. The rank of the first stage gives the inputs and that of
+  // the last one the target, of as many rows; other ranks may give nothing. Shapes and types that stages hand
+  // on are those of the first micro-batch for ever. An error on one rank, of a stage too, ends the job.
   double train_batch(const at::Tensor& input = {}, const at::Tensor& target = {});
   double train_batch(const Tensors& inputs, const Tensors& targets);
-  // Runs them forward alone, without gradients. `outputs` gets those of the last stage on its rank.
+  // Runs them forward alone. `outputs` gets those of the last stage on its rank. NaN without a target.
   double evaluate_batch(const at::Tensor& input = {}, const at::Tensor& target = {});
   double evaluate_batch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
 
-  // Does what the function of the same name does for the whole model; a tied parameter counts once.
-  // Collective over all copies of the pipeline if `optimizer` is a DistributedOptimizer. Throws
-  // InvalidArgument for a norm_type that is not above 0, Unsupported for ties with Shard::Gradients.
+  // Does what the function of the same name does for the whole model; a tied parameter counts once. A rank
+  // may have several optimizers, as many on all ranks. Collective over all copies of the pipeline if one is a
+  // DistributedOptimizer. Throws InvalidArgument for a norm_type that is not above 0, Unsupported for ties
+  // with Shard::Gradients.
   double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                         double norm_type = 2.0, bool error_if_nonfinite = false);
+  double clip_grad_norm_(const std::vector<torch::optim::Optimizer*>& optimizers, double max_norm,
                          double norm_type = 2.0, bool error_if_nonfinite = false);
 
   // Saves what torch::save() of the unsplit model would: torch::load() gives it to that, and load_full() to
   // a pipeline of any number of stages.
-  //
   //   torch::serialize::OutputArchive archive;
   //   pipeline.save_full(archive, 0);
   //   if (sirtaki::rank() == 0) archive.save_to("model.pt");
-  //
   // `root_rank`: the rank of the job that gets it, -1: all ranks of the row do. Collective over the row, and
   // over the sets of layers that are split over ranks, which are saved whole.
   void save_full(torch::serialize::OutputArchive& archive, int root_rank = -1) const;
-  // Overwrites this rank's layers with those of the unsplit model's archive. Throws InvalidArgument, and
-  // changes nothing, if one is not there or has another shape. Not collective.
+  // Loads this rank's layers from the unsplit model's archive. Not collective. Throws InvalidArgument, and
+  // changes nothing, if one is not there or has another shape.
   void load_full(torch::serialize::InputArchive& archive);
   // The same of the stages' optimizers, as if the unsplit model had one with the same groups, whose
-  // parameters come in the order of the model: each name of named_parameters() is one, a tied parameter in
-  // each place. Both are collective over the row, and over all copies if the optimizer has its state in
-  // shards. Throw on all ranks of the row: Mismatch if the stages have other groups or options;
-  // InvalidArgument for LBFGS, parameters of others or of split layers, and a state that does not fit, which
-  // leaves the optimizer as it was.
+  // parameters come in the order of the model, a tied one in each of its places. Both are collective over the
+  // row, and over all copies if the state is in shards. Throw on all ranks of the row: Mismatch if stages have
+  // other groups or options; InvalidArgument for LBFGS, parameters of others or of split layers, and a state
+  // that does not fit, which leaves the optimizer as it was.
   void save_full_optimizer(torch::optim::Optimizer& optimizer,
                            torch::serialize::OutputArchive& archive, int root_rank = -1) const;
   void load_full_optimizer(torch::optim::Optimizer& optimizer,
                            torch::serialize::InputArchive& archive);
 
-  // For a DistributedOptimizer that averages over the copies of the pipeline: once for each batch,
-  // while its last micro-batch runs backward; train_batch() refuses other counts of passes, and
-  // averages at the end of backward(). Throws InvalidArgument without a mesh.
+  // Throws Unsupported: a copy would be another pipeline, which all ranks make.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+
+  // For a DistributedOptimizer that averages over the copies of the pipeline: once for each batch, while its
+  // last micro-batch runs backward; train_batch() refuses others. Throws InvalidArgument without a mesh.
   DistributedOptimizerOptions optimizer_options() const { return core_->optimizer_options(); }
   const std::vector<int>& stages() const { return core_->stages(); }
   bool is_first() const { return core_->is_first(); }

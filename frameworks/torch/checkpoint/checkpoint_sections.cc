@@ -223,10 +223,10 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
   }
   for (const auto& [name, optimizer] : parts.optimizers) {
     const torch::optim::Optimizer& one = *optimizer;
-    // The class of the optimizer and the parts of split layers are compared between the ranks, as
+    // The class of the optimizer and whose stages and parts it has are compared between the ranks, as
     // broadcast_optimizer_state does, not with the file.
     lines.push_back("optimizer " + Quoted(name) + ", " + c10::demangle(typeid(one).name()));
-    for (const std::string& line : DescribeOptimizer(one, &SplitText)) {
+    for (const std::string& line : DescribeOptimizer(one, &PlaceText)) {
       lines.push_back("optimizer " + Quoted(name) + ": " + line);
     }
   }

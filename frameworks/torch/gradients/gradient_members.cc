@@ -1,5 +1,7 @@
 #include "frameworks/torch/gradients/gradient_members.h"
 
+#include <torch/optim/lbfgs.h>
+
 #include <algorithm>
 #include <iterator>
 #include <unordered_set>
@@ -11,6 +13,7 @@
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/state/fused_step.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {
@@ -48,6 +51,12 @@ GradientMembers::Description GradientMembers::Describe(NamedTensors names,
   }
   of.sharded = options.shard() != Shard::None;
   if (optimizer == nullptr || !of.invalid.empty()) return of;
+  if (dynamic_cast<const torch::optim::LBFGS*>(optimizer) != nullptr && IsOfAStage(*optimizer)) {
+    of.invalid =
+        "LBFGS cannot train a pipeline: its step looks at all parameters at once, which no rank "
+        "has; use an optimizer that works element by element";
+    return of;
+  }
   if (options.fused()) {
     of.habits += ", by fused steps";
     of.invalid = WhyNotFused(*type);

@@ -262,7 +262,19 @@ void Pipeline::load_full_optimizer(torch::optim::Optimizer& optimizer,
 
 double Pipeline::clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                                  double norm_type, bool error_if_nonfinite) {
-  return core_->ClipGradNorm(optimizer, max_norm, norm_type, error_if_nonfinite);
+  return core_->ClipGradNorm({&optimizer}, max_norm, norm_type, error_if_nonfinite);
+}
+
+double Pipeline::clip_grad_norm_(const std::vector<torch::optim::Optimizer*>& optimizers,
+                                 double max_norm, double norm_type, bool error_if_nonfinite) {
+  return core_->ClipGradNorm(optimizers, max_norm, norm_type, error_if_nonfinite);
+}
+
+std::shared_ptr<torch::nn::Module> Pipeline::clone(const std::optional<at::Device>&) const {
+  detail::ThrowStatus(core::Status(
+      core::StatusCode::kUnsupported,
+      "clone() of a pipeline: a copy would be another pipeline, which all ranks make; copy its "
+      "parameters() for an average of them, or save it by save_full()"));
 }
 
 }  // namespace sirtaki

@@ -1,11 +1,10 @@
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/tensor.h>
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -20,6 +19,8 @@
 #include "frameworks/torch/parallel/pipeline_plan.h"
 #include "frameworks/torch/parallel/pipeline_run.h"
 #include "frameworks/torch/parallel/pipeline_state.h"
+#include "frameworks/torch/parallel/pipeline_ties.h"
+#include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/schedule_text.h"
@@ -35,37 +36,6 @@ using parallel::Tie;
 
 [[noreturn]] void RefuseUse(const std::string& why) { ThrowInvalid(why); }
 
-// TiedHere is a tied parameter as this rank has it.
-struct TiedHere {
-  std::vector<at::Tensor> parameters;  // each once
-  bool counts = false;  // this rank has the first stage of the tie, which clipping counts
-  std::vector<at::Tensor> before;  // gradients that were there before the batch
-};
-
-// Gradients of tied parameters are handed to an optimizer's reduction when they are summed, and not
-// when a backward pass has written them.
-class HeldGates {
- public:
-  HeldGates(const std::vector<TiedHere>& ties, GradientRegistry& registry) {
-    for (const TiedHere& tie : ties) {
-      for (const at::Tensor& parameter : tie.parameters) {
-        auto gradient = registry.OfParameter(parameter.unsafeGetTensorImpl());
-        if (gradient == nullptr) continue;
-        gradient->gate().Hold();
-        held_.push_back(std::move(gradient));
-      }
-    }
-  }
-  ~HeldGates() {
-    for (const auto& gradient : held_) gradient->gate().Release();
-  }
-  HeldGates(const HeldGates&) = delete;
-  HeldGates& operator=(const HeldGates&) = delete;
-
- private:
-  std::vector<std::shared_ptr<ParameterGradient>> held_;
-};
-
 }  // namespace
 
 class PipelineCore::Impl {
@@ -76,12 +46,31 @@ class PipelineCore::Impl {
         plan_(options, std::move(begins)),
         stages_(plan_.shape().StagesOf(plan_.row().place)),
         run_(plan_, MakeStages(make), std::move(loss), options) {
-    FindTies();
-    BeginAlike();
-    std::set<const void*> known;
-    for (const auto& [name, parameter] : parameters_) known.insert(parameter.unsafeGetTensorImpl());
-    plan_.row().set.session->pipelines().SetParameters(&plan_, plan_.row().set.process_set,
-                                                       std::move(known));
+    ties_.Find(options_, parameters_);
+    Register();
+  }
+
+  // Without a communication.
+  void Replace(const NamedTensors& parameters) {
+    if (parameters.size() != parameters_.size()) {
+      RefuseUse("the pipeline " + core::Quoted(options_.name()) + " has " +
+                std::to_string(parameters.size()) + " parameters now, and had " +
+                std::to_string(parameters_.size()) + " when it was made; make it anew");
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [name, now] = parameters[i];
+      at::Tensor& before = parameters_[i].second;
+      if (name != parameters_[i].first || TypeAndShape(now) != TypeAndShape(before)) {
+        RefuseUse("the parameter " + core::Quoted(name) + " of the pipeline " +
+                  core::Quoted(options_.name()) + " is " + TypeAndShape(now) +
+                  " now, in place of " + core::Quoted(parameters_[i].first) + ", " +
+                  TypeAndShape(before) + "; make the pipeline anew");
+      }
+      if (now.is_same(before)) continue;
+      ties_.Replace(before, now);
+      before = now;
+    }
+    Register();
   }
 
   double Batch(bool training, const Tensors& inputs, const Tensors& targets, Tensors* outputs) {
@@ -103,29 +92,51 @@ class PipelineCore::Impl {
       run_.messages().Forget();
       // The others wait for this rank.
       if (!plan_.is_alone() && session->Check().ok()) {
-        session->session().Abort("the pipeline " + core::Quoted(options_.name()) + ": " +
-                                 (activity.empty() ? "" : activity + ": ") + TextOfCurrent());
+        const std::string who = "the pipeline " + core::Quoted(options_.name()) + ": ";
+        std::string text = TextOfCurrent();
+        if (text.starts_with(who)) text.erase(0, who.size());
+        session->session().Abort(who + (activity.empty() ? "" : activity + ": ") + text);
       }
       throw;
     }
   }
 
-  double Clip(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-              bool error_if_nonfinite) {
+  double Clip(const std::vector<torch::optim::Optimizer*>& optimizers, double max_norm,
+              double norm_type, bool error_if_nonfinite) {
     const SessionScope scope(plan_.row().set.session);
     bool told = plan_.is_alone();
     try {
-      CheckClip(optimizer, norm_type);
+      if (optimizers.empty()) RefuseUse("clip_grad_norm_ is given no optimizer");
+      for (torch::optim::Optimizer* optimizer : optimizers) CheckClip(*optimizer, norm_type);
       ClipWithOthers others;
       if (!ties_.empty()) {
-        others.counts = [this](const at::Tensor& parameter) { return CountsIt(parameter); };
+        others.counts = [this](const at::Tensor& parameter) { return ties_.Counts(parameter); };
       }
-      others.combine = [&](double norm) {
-        if (plan_.is_alone()) return norm;
-        told = true;
-        return at::linalg_vector_norm(ShareNorm(norm, ""), norm_type).item<double>();
+      // The norms of all optimizers are known before one scales its gradients.
+      std::vector<double> norms;
+      others.combine = [&norms](double norm) {
+        norms.push_back(norm);
+        return norm;
       };
-      return ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, others);
+      constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i + 1 < optimizers.size(); ++i) {
+        ClipGradients(*optimizers[i], kNoLimit, norm_type, false, others);
+      }
+      double total = 0;
+      others.combine = [&](double norm) {
+        norms.push_back(norm);
+        total = at::linalg_vector_norm(at::tensor(norms, at::kDouble), norm_type).item<double>();
+        if (plan_.is_alone()) return total;
+        told = true;
+        total = at::linalg_vector_norm(ShareNorm(total, ""), norm_type).item<double>();
+        return total;
+      };
+      ClipGradients(*optimizers.back(), max_norm, norm_type, error_if_nonfinite, others);
+      others.combine = [&total](double) { return total; };
+      for (std::size_t i = 0; i + 1 < optimizers.size(); ++i) {
+        ClipGradients(*optimizers[i], max_norm, norm_type, error_if_nonfinite, others);
+      }
+      return total;
     } catch (...) {
       // The others wait for this rank's norm.
       if (!told) TellError(TextOfCurrent());
@@ -178,15 +189,20 @@ class PipelineCore::Impl {
                                "once with Shard::Gradients; use Shard::OptimizerState"));
     }
   }
-  // Whether clipping counts the gradient of the parameter here. A tied one counts once.
-  bool CountsIt(const at::Tensor& parameter) const {
-    return std::none_of(ties_.begin(), ties_.end(), [&](const TiedHere& tie) {
-      const auto found =
-          std::find_if(tie.parameters.begin(), tie.parameters.end(),
-                       [&](const at::Tensor& tied) { return tied.is_same(parameter); });
-      if (found == tie.parameters.end()) return false;
-      return !tie.counts || found != tie.parameters.begin();
-    });
+  void Register() {
+    std::set<const void*> known;
+    for (const auto& [name, parameter] : parameters_) {
+      known.insert(parameter.unsafeGetTensorImpl());
+      if (!plan_.is_alone()) MarkStage(parameter, stage_text_);
+    }
+    plan_.row().set.session->pipelines().SetParameters(&plan_, plan_.row().set.process_set,
+                                                       std::move(known));
+  }
+  std::string TextOfStages() const {
+    std::string text = stages_.size() == 1 ? "of stage" : "of stages";
+    for (const int stage : stages_) text += " " + std::to_string(stage);
+    return text + " of the pipeline " + core::Quoted(options_.name()) +
+           ", whose mesh and optimizer_options() have the set of ranks with the same";
   }
 
   std::vector<Stage> MakeStages(const std::function<Stage(int stage)>& make) {
@@ -228,136 +244,22 @@ class PipelineCore::Impl {
     }
   }
 
-  // What this rank has of each tie; the ranks that have it have the same type and shape of it.
-  void FindTies() {
-    std::string error;
-    std::vector<std::string> texts;
-    for (std::size_t i = 0; i < options_.ties().size(); ++i) {
-      TiedHere& tie = ties_.emplace_back();
-      texts.emplace_back();
-      for (std::size_t j = 0; j < options_.ties()[i].size(); ++j) {
-        const std::string& name = options_.ties()[i][j];
-        const int stage = plan_.shape().ties[i].stages[j];
-        if (plan_.RankOf(stage) != plan_.row().set.rank()) continue;
-        const auto found = std::find_if(parameters_.begin(), parameters_.end(),
-                                        [&](const auto& named) { return named.first == name; });
-        if (found == parameters_.end()) {
-          error = "there is no parameter " + core::Quoted(name) + " in stage " +
-                  std::to_string(stage) +
-                  ", where it is to be tied; use the names of "
-                  "named_parameters()";
-          break;
-        }
-        const auto is_it = [&](const at::Tensor& of) { return of.is_same(found->second); };
-        for (std::size_t k = 0; k < i; ++k) {
-          const std::vector<at::Tensor>& others = ties_[k].parameters;
-          if (std::none_of(others.begin(), others.end(), is_it)) continue;
-          error = "the parameter " + core::Quoted(name) +
-                  " is tied twice, under several names; name all parameters that are one in a "
-                  "single tie";
-        }
-        std::vector<at::Tensor>& known = tie.parameters;
-        std::erase_if(known, is_it);
-        const std::vector<int>& tied = plan_.shape().ties[i].stages;
-        const bool is_first = stage == *std::min_element(tied.begin(), tied.end());
-        known.insert(is_first ? known.begin() : known.end(), found->second);
-        tie.counts |= is_first;
-        const std::string text = TypeAndShape(found->second);
-        if (!texts[i].empty() && texts[i] != text) error = Differing(name, texts[i], text);
-        texts[i] = text;
-      }
-    }
-    const std::string what = "the tied parameters of the pipeline " + core::Quoted(options_.name());
-    const auto all = ExchangeLists(what, texts, error, plan_.row().set, options_.timeout());
-    for (std::size_t i = 0; i < texts.size(); ++i) {
-      std::string known = texts[i];
-      for (const auto& of_rank : all) {
-        if (of_rank[i].empty()) continue;
-        if (!known.empty() && known != of_rank[i]) {
-          RefuseUse(what + ": " + Differing(plan_.shape().ties[i].name, known, of_rank[i]));
-        }
-        known = of_rank[i];
-      }
-    }
-  }
-
-  static std::string Differing(const std::string& name, const std::string& one,
-                               const std::string& other) {
-    return "the tied parameter " + core::Quoted(name) + " is " + one + " and " + other +
-           "; give it one type and shape in all its stages";
-  }
-
-  // The first stage's values are everybody's.
-  void BeginAlike() {
-    const at::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < ties_.size(); ++i) {
-      const Tie& tie = plan_.shape().ties[i];
-      TiedHere& here = ties_[i];
-      if (here.parameters.empty()) continue;
-      const int first = *std::min_element(tie.stages.begin(), tie.stages.end());
-      const std::string what = "the tied parameter " + core::Quoted(tie.name);
-      if (here.counts) {
-        for (const int place : plan_.shape().RanksOf(tie)) {
-          const int stage = FirstOn(place, tie);
-          if (place == plan_.row().place) continue;
-          run_.messages().SendOne(here.parameters.front().detach(), stage, plan_.TagOfTie(i),
-                                  what + " is sent to " + StageText(plan_, stage));
-        }
-      } else {
-        const at::Tensor value =
-            at::empty_like(here.parameters.front(), at::MemoryFormat::Contiguous);
-        run_.messages().ReceiveOne(value, first, plan_.TagOfTie(i),
-                                   "waits for " + what + " from " + StageText(plan_, first));
-        here.parameters.front().copy_(value);
-      }
-      for (const at::Tensor& parameter : here.parameters) {
-        if (!parameter.is_same(here.parameters.front())) parameter.copy_(here.parameters.front());
-      }
-    }
-    run_.messages().Finish();
-  }
-
-  // The first stage of a tie that the rank at this place has.
-  int FirstOn(int place, const Tie& tie) const {
-    int first = -1;
-    for (const int stage : tie.stages) {
-      if (plan_.shape().RankOf(stage) == place && (first < 0 || stage < first)) first = stage;
-    }
-    return first;
-  }
-
   double Train(const Tensors& inputs, const Tensors& targets) {
     CheckOptimizer();
-    const HeldGates held(ties_, plan_.row().set.session->gradients());
-    for (TiedHere& tie : ties_) {
-      tie.before.clear();
-      for (at::Tensor& parameter : tie.parameters) {
-        tie.before.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
-      }
-    }
+    const PipelineTies::HeldGates held(ties_);
+    ties_.SetAside();
     double loss = 0;
     try {
       loss = RunBatch(true, inputs, targets, nullptr);
     } catch (...) {
-      PutBack();
+      ties_.PutBack();
       throw;
     }
     // Those that one rank alone has, in several stages.
-    for (std::size_t i = 0; i < ties_.size(); ++i) {
-      if (plan_.shape().RanksOf(plan_.shape().ties[i]).size() == 1) ReduceTied(i);
+    for (std::size_t i = 0; i < plan_.shape().ties.size(); ++i) {
+      if (plan_.shape().RanksOf(plan_.shape().ties[i]).size() == 1) ties_.Sum(i);
     }
     return loss;
-  }
-
-  // The gradients of before a batch that has thrown.
-  void PutBack() {
-    for (TiedHere& tie : ties_) {
-      for (std::size_t i = 0; i < tie.parameters.size(); ++i) {
-        if (tie.before[i].defined()) {
-          tie.parameters[i].mutable_grad() = std::exchange(tie.before[i], at::Tensor());
-        }
-      }
-    }
   }
 
   // A gradient that is averaged over copies of the pipeline is so once in a batch, behind its last
@@ -369,11 +271,13 @@ class PipelineCore::Impl {
       if (gradient == nullptr || gradient->rule().of_steps()) continue;
       const GradientRule& rule = gradient->rule();
       if (!rule.at_backward && rule.passes == plan_.shape().micro_batches) continue;
-      RefuseUse("the optimizer of " + core::Quoted(name) + " averages " +
-                (rule.at_backward ? "at the end of each backward()" : "in step()") + " after " +
-                std::to_string(rule.passes) + " backward passes, and the pipeline runs " +
-                std::to_string(plan_.shape().micro_batches) +
-                " micro-batches; give the optimizer the optimizer_options() of the pipeline");
+      RefuseUse(
+          "the optimizer of " + core::Quoted(name) + " averages " +
+          (rule.at_backward ? "at the end of each backward()" : "in step()") + " after " +
+          std::to_string(rule.passes) + " backward passes, and the pipeline runs " +
+          std::to_string(plan_.shape().micro_batches) +
+          " micro-batches; give the optimizer the optimizer_options() of the pipeline, and for "
+          "several batches a step call train_batch() within no_sync() for all but the last");
     }
   }
 
@@ -383,7 +287,7 @@ class PipelineCore::Impl {
           const auto& ties = plan_.shape().ties;
           const auto tie = std::find_if(ties.begin(), ties.end(),
                                         [&](const Tie& of) { return of.name == name; });
-          ReduceTied(static_cast<std::size_t>(tie - ties.begin()));
+          ties_.Sum(static_cast<std::size_t>(tie - ties.begin()));
         });
     return ShareLoss(mean);
   }
@@ -408,63 +312,14 @@ class PipelineCore::Impl {
     return loss.item<double>();
   }
 
-  // Sums the gradients of a tied parameter over its ranks, in the order of these everywhere.
-  void ReduceTied(std::size_t index) {
-    const at::NoGradGuard no_grad;
-    const Tie& tie = plan_.shape().ties[index];
-    TiedHere& here = ties_[index];
-    if (here.parameters.empty()) return;
-    at::Tensor own;
-    for (at::Tensor& parameter : here.parameters) {
-      const at::Tensor gradient = std::exchange(parameter.mutable_grad(), at::Tensor());
-      if (!gradient.defined()) continue;
-      const at::Tensor dense = gradient.is_sparse() ? gradient.to_dense() : gradient;
-      own = own.defined() ? own.add_(dense) : dense.contiguous();
-    }
-    if (!own.defined()) {
-      own = at::zeros_like(here.parameters.front(), at::MemoryFormat::Contiguous);
-    }
-    const std::vector<int> places = plan_.shape().RanksOf(tie);
-    const int own_stage = FirstOn(plan_.row().place, tie);
-    const std::string what = "the gradient of the tied parameter " + core::Quoted(tie.name);
-    for (const int place : places) {
-      if (place == plan_.row().place) continue;
-      const int stage = FirstOn(place, tie);
-      run_.messages().SendOne(own, stage, plan_.TagOfTie(index),
-                              StageText(plan_, own_stage) + " waits until " +
-                                  StageText(plan_, stage) + " takes " + what);
-    }
-    at::Tensor sum;
-    for (const int place : places) {
-      at::Tensor part = own;
-      if (place != plan_.row().place) {
-        const int stage = FirstOn(place, tie);
-        part = at::empty_like(own);
-        run_.messages().ReceiveOne(part, stage, plan_.TagOfTie(index),
-                                   StageText(plan_, own_stage) + " waits for " + what + " from " +
-                                       StageText(plan_, stage));
-      }
-      if (sum.defined()) {
-        sum.add_(part);
-      } else {
-        sum = part.is_same(own) ? own.clone() : part;  // its own is on its way
-      }
-    }
-    for (std::size_t i = 0; i < here.parameters.size(); ++i) {
-      at::Tensor& parameter = here.parameters[i];
-      if (!parameter.requires_grad()) continue;
-      at::Tensor& before = here.before[i];
-      parameter.mutable_grad() =
-          before.defined() ? std::exchange(before, at::Tensor()).add_(sum) : sum.clone();
-    }
-  }
-
   const PipelineOptions options_;
   const PipelinePlan plan_;
   const std::vector<int> stages_;
+  const std::shared_ptr<const std::string> stage_text_ =
+      std::make_shared<const std::string>(TextOfStages());
   NamedTensors parameters_;
   PipelineRun run_;
-  std::vector<TiedHere> ties_;
+  PipelineTies ties_{plan_, run_.messages()};
 };
 
 PipelineCore::PipelineCore(const PipelineOptions& options, std::vector<int> begins,
@@ -482,10 +337,12 @@ double PipelineCore::EvaluateBatch(const Tensors& inputs, const Tensors& targets
   return impl_->Batch(false, inputs, targets, outputs);
 }
 
-double PipelineCore::ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm,
-                                  double norm_type, bool error_if_nonfinite) {
-  return impl_->Clip(optimizer, max_norm, norm_type, error_if_nonfinite);
+double PipelineCore::ClipGradNorm(const std::vector<torch::optim::Optimizer*>& optimizers,
+                                  double max_norm, double norm_type, bool error_if_nonfinite) {
+  return impl_->Clip(optimizers, max_norm, norm_type, error_if_nonfinite);
 }
+
+void PipelineCore::Replace(const NamedTensors& parameters) { impl_->Replace(parameters); }
 
 void PipelineCore::SaveFull(const torch::nn::Module& module,
                             torch::serialize::OutputArchive& archive, int root_rank) const {
@@ -507,6 +364,10 @@ std::vector<ProcessSet> PipelineCore::RowsOf(const Tensors& parameters) {
   std::vector<const void*> known;
   for (const at::Tensor& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
   return CurrentSession()->pipelines().RowsOf(known);
+}
+
+std::string PipelineCore::StageTextOf(const at::Tensor& parameter) {
+  return detail::StageTextOf(parameter);
 }
 
 const std::vector<int>& PipelineCore::stages() const { return impl_->stages(); }

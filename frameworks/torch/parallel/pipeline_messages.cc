@@ -21,8 +21,9 @@ using parallel::At;
 using parallel::Edge;
 using parallel::Instruction;
 
-// The message ahead of the first tensors of an edge: their number; of each its type, whether it is on a
-// GPU, whether it has a gradient, its dimensions, sizes, how many strides follow, and strides.
+// The message ahead of the first tensors of an edge: whether the batch trains, the rows of its inputs, the
+// number of the tensors; of each its type, whether it is on a GPU, whether it has a gradient, its
+// dimensions, sizes, how many strides follow, and strides.
 constexpr std::int64_t kHeaderNumbers = 512;
 
 std::string OverText(const Edge& edge) {
@@ -53,7 +54,8 @@ std::string SendText(const PipelinePlan& plan, const Instruction& send) {
          LoadText(send) + OverText(send.edge());
 }
 
-at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
+at::Tensor Encoded(bool training, std::int64_t rows, const PipelineTensors& tensors,
+                   const Edge& edge) {
   at::Tensor header = at::zeros({kHeaderNumbers}, at::kLong);
   std::int64_t* const numbers = header.mutable_data_ptr<std::int64_t>();
   std::int64_t at = 0;
@@ -64,6 +66,8 @@ at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
     }
     numbers[at++] = number;
   };
+  add(training ? 1 : 0);
+  add(rows);
   add(static_cast<std::int64_t>(tensors.size()));
   for (const PipelineTensor& tensor : tensors) {
     add(static_cast<std::int64_t>(tensor.type));
@@ -77,8 +81,10 @@ at::Tensor Encoded(const PipelineTensors& tensors, const Edge& edge) {
   return header;
 }
 
-PipelineTensors Decoded(const at::Tensor& header) {
+PipelineTensors Decoded(const at::Tensor& header, bool* training, std::int64_t* rows) {
   const std::int64_t* number = header.const_data_ptr<std::int64_t>();
+  *training = *number++ != 0;
+  *rows = *number++;
   PipelineTensors tensors(static_cast<std::size_t>(*number++));
   for (PipelineTensor& tensor : tensors) {
     tensor.type = static_cast<at::ScalarType>(*number++);
@@ -91,6 +97,8 @@ PipelineTensors Decoded(const at::Tensor& header) {
   }
   return tensors;
 }
+
+const char* CallName(bool training) { return training ? "train_batch()" : "evaluate_batch()"; }
 
 }  // namespace
 
@@ -133,12 +141,13 @@ PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::millis
                                    parallel::ScheduleTrace& trace)
     : plan_(plan), timeout_(timeout), trace_(trace) {}
 
-void PipelineMessages::Begin(bool training, std::vector<at::Device> devices) {
+void PipelineMessages::Begin(bool training, std::vector<at::Device> devices, std::int64_t rows) {
   if (devices != devices_) known_.devices = known_in_training_.devices = {};
   devices_ = std::move(devices);
   if (training_) known_in_training_ = std::exchange(known_, {});
   training_ = training;
   known_ = training ? std::exchange(known_in_training_, {}) : Learned();
+  if (rows != 0) known_.rows = rows;
 }
 
 void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors) {
@@ -224,9 +233,26 @@ void PipelineMessages::StartLate(const Edge& edge) {
 void PipelineMessages::TakeHeader(const Instruction& receive) {
   const Edge edge = receive.edge();
   const auto header = headers_.find(edge);
-  Await(*header->second.message, header->second.what);
-  known_.tensors.emplace(edge, Decoded(header->second.memory));
+  try {
+    Await(*header->second.message, header->second.what);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::Mismatch) throw;
+    RefuseOtherCall(receive.peer, header->second.what);  // it trains, and told the shapes long ago
+  }
+  bool training = false;
+  std::int64_t rows = 0;
+  known_.tensors.emplace(edge, Decoded(header->second.memory, &training, &rows));
+  if (training != training_) RefuseOtherCall(receive.peer, header->second.what);
+  if (rows != 0) known_.rows = rows;
   headers_.erase(header);
+}
+
+void PipelineMessages::RefuseOtherCall(int peer, const std::string& what) const {
+  const core::Status why(core::StatusCode::kMismatch,
+                         what + ": " + StageText(plan_, peer) + " is in " + CallName(!training_) +
+                             ", and this rank in " + CallName(training_) +
+                             "; call the same function on all ranks of the pipeline");
+  ThrowStatus(why);
 }
 
 PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
@@ -235,7 +261,13 @@ PipelineMessages::Tensors PipelineMessages::Take(const Instruction& receive) {
   StartLate(edge);
   const auto found = posted_.find(receive);
   const std::string what = ReceiveText(plan_, receive);
-  for (const Message& message : found->second.messages) Await(*message, what);
+  try {
+    for (const Message& message : found->second.messages) Await(*message, what);
+  } catch (const Error& error) {
+    // Shapes were compared before they were known: what else comes is a header, of the other call.
+    if (error.code() != ErrorCode::Mismatch || receive.carries_gradient()) throw;
+    RefuseOtherCall(receive.peer, what);
+  }
   Tensors tensors = std::move(found->second.tensors);
   posted_.erase(found);
   return tensors;
@@ -248,27 +280,28 @@ void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
   // What has gone is let go, also behind what a slow rank has not taken yet.
   std::erase_if(sent_, [this](const Sent& sent) {
     if (!sent.message->Poll()) return false;
-    Await(*sent.message, sent.what);
+    Gone(sent);
     return true;
   });
   if (!send.carries_gradient() && known_.told.insert(edge).second) {
-    const at::Tensor header = Encoded(Known(edge), edge);
+    const at::Tensor header = Encoded(training_, known_.rows, Known(edge), edge);
     const Instruction first = {send.kind, send.stage, 0, send.peer, send.name};
     sent_.push_back(
-        {StartMessage(P2POp::send(header, to, plan_.TagOf(first)), LabelOf(send)), what});
+        {StartMessage(P2POp::send(header, to, plan_.TagOf(first)), LabelOf(send)), what, {}, 0});
   }
   auto tensor = tensors.begin();
   for (const PipelineTensor& known : Known(edge)) {
     if (send.carries_gradient() && !known.requires_grad) continue;
-    sent_.push_back({StartMessage(P2POp::send(known.Travelling(*tensor++), to, plan_.TagOf(send)),
-                                  LabelOf(send)),
-                     what});
+    const at::Tensor travelling = known.Travelling(*tensor++);
+    sent_.push_back({StartMessage(P2POp::send(travelling, to, plan_.TagOf(send)), LabelOf(send)),
+                     what, send.carries_gradient() ? at::Tensor() : travelling,
+                     VersionOf(travelling)});
   }
 }
 
 void PipelineMessages::SendOne(const at::Tensor& tensor, int stage, int tag,
                                const std::string& what) {
-  sent_.push_back({StartMessage(P2POp::send(tensor, plan_.RankOf(stage), tag), what), what});
+  sent_.push_back({StartMessage(P2POp::send(tensor, plan_.RankOf(stage), tag), what), what, {}, 0});
 }
 
 void PipelineMessages::ReceiveOne(const at::Tensor& into, int stage, int tag,
@@ -277,7 +310,15 @@ void PipelineMessages::ReceiveOne(const at::Tensor& into, int stage, int tag,
 }
 
 void PipelineMessages::Finish() {
-  for (; !sent_.empty(); sent_.pop_front()) Await(*sent_.front().message, sent_.front().what);
+  for (; !sent_.empty(); sent_.pop_front()) Gone(sent_.front());
+}
+
+void PipelineMessages::Gone(const Sent& sent) {
+  Await(*sent.message, sent.what);
+  if (!sent.tensor.defined() || VersionOf(sent.tensor) == sent.version) return;
+  ThrowInvalid(sent.what +
+               ": the tensor was changed in place before it had gone; let the stage return a "
+               "clone() of memory that it writes again");
 }
 
 void PipelineMessages::Forget() {
@@ -291,7 +332,9 @@ void PipelineMessages::Await(PendingTensor& message, const std::string& what) {
   try {
     message.Results();
   } catch (const Error& error) {
-    throw Error(error.code(), what + ": " + error.what(), error.origin());
+    throw Error(error.code(),
+                "the pipeline " + core::Quoted(plan_.name()) + ": " + what + ": " + error.what(),
+                error.origin());
   }
 }
 
@@ -309,8 +352,9 @@ void PipelineMessages::WaitUntilDone(PendingTensor& message, const std::string& 
     if (waited.code() != core::StatusCode::kTimedOut) ThrowIfError(waited);
     const core::Duration so_far = core::Clock::now() - begin;
     if (begin + so_far >= deadline) {
-      const std::string text =
-          what + ", for " + core::DurationText(so_far) + ", which is the timeout of the pipeline";
+      const std::string text = "the pipeline " + core::Quoted(plan_.name()) + ": " + what +
+                               ", for " + core::DurationText(so_far) +
+                               ", which is the timeout of the pipeline";
       session.Abort(text);
       ThrowStatus(core::Status(core::StatusCode::kTimedOut, text));
     }

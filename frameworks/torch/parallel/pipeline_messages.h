@@ -49,8 +49,10 @@ class PipelineMessages {
                    parallel::ScheduleTrace& trace);
 
   // A batch begins. What evaluation learns is forgotten then: its batches may differ. `devices`: where
-  // each stage gets tensors that come from a GPU.
-  void Begin(bool training, std::vector<at::Device> devices);
+  // each stage gets tensors that come from a GPU. `rows`: of the batch's inputs, where they are known.
+  void Begin(bool training, std::vector<at::Device> devices, std::int64_t rows);
+  // The rows of the batch's inputs, as the first rank has told it; 0: not known.
+  std::int64_t rows() const { return known_.rows; }
   // Tensors that a stage of this rank hands to an edge are as they always were. Throws
   // InvalidArgument.
   void CheckHandedOver(const parallel::Edge& edge, const Tensors& tensors);
@@ -60,7 +62,8 @@ class PipelineMessages {
   void Post(const parallel::Instruction& receive);
   Tensors Take(const parallel::Instruction& receive);  // waits; precondition: it was posted
   // Activations: all tensors of the edge, for which CheckHandedOver was called; else the gradients of
-  // those that have one.
+  // those that have one. Throws InvalidArgument here or in a later call if a tensor is changed before it
+  // has gone.
   void Send(const parallel::Instruction& send, const Tensors& tensors);
   // Sends or receives one tensor between ranks for the pipeline itself.
   void SendOne(const at::Tensor& tensor, int stage, int tag, const std::string& what);
@@ -73,6 +76,8 @@ class PipelineMessages {
   struct Sent {
     Message message;
     std::string what;
+    at::Tensor tensor;  // null: nobody else has it
+    std::int64_t version = 0;
   };
   struct Posted {
     bool started = false;
@@ -85,6 +90,8 @@ class PipelineMessages {
   void StartLate(const parallel::Edge& edge);  // what was posted before the edge was known
   void TakeHeader(const parallel::Instruction& receive);
   void Await(PendingTensor& message, const std::string& what);
+  void Gone(const Sent& sent);  // waits
+  [[noreturn]] void RefuseOtherCall(int peer, const std::string& what) const;
   void WaitUntilDone(PendingTensor& message, const std::string& what);
   Message StartMessage(const P2POp& operation, const std::string& label);
 
@@ -94,6 +101,7 @@ class PipelineMessages {
   std::vector<at::Device> devices_;
   bool training_ = true;
   struct Learned {
+    std::int64_t rows = 0;
     std::map<parallel::Edge, PipelineTensors> tensors;
     std::set<parallel::Edge> told;  // the other end of these edges knows
     // Where the tensors were that stages of this rank have handed over: their gradients belong there.

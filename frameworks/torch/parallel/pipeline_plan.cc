@@ -71,7 +71,7 @@ PipelineRow::PipelineRow(const PipelineOptions& options)
 }
 
 PipelinePlan::PipelinePlan(const PipelineOptions& options, std::vector<int> begins)
-    : row_(options), begins_(std::move(begins)) {
+    : name_(options.name()), row_(options), begins_(std::move(begins)) {
   std::string error;
   try {
     error = Make(options);
@@ -136,17 +136,22 @@ std::vector<std::string> PipelinePlan::Lines(const PipelineOptions& options) con
       "ranks " + Numbers(row_.ranks),
       std::to_string(shape.stages) + " stages that begin with layers " + Numbers(begins_),
       std::to_string(shape.micro_batches) + " micro-batches",
+      "schedule " + (options.schedule().find(':') == std::string::npos
+                         ? core::Quoted(options.schedule())
+                         : std::string("of the program's own")),
       "recomputed stages " + Numbers(shape.recomputed),
       "timeout " + core::DurationText(options.timeout())};
+  std::string skips = shape.skips.empty() ? "no skip connections" : "skip connections";
   for (const parallel::Edge& skip : shape.skips) {
-    lines.push_back("skip connection " + core::Quoted(skip.name) + " from stage " +
-                    std::to_string(skip.from) + " to stage " + std::to_string(skip.to));
+    skips += " " + core::Quoted(skip.name) + " from stage " + std::to_string(skip.from) +
+             " to stage " + std::to_string(skip.to);
   }
+  std::string ties = options.ties().empty() ? "no ties" : "ties";
   for (const auto& names : options.ties()) {
-    std::string line = "tied parameters";
-    for (const std::string& name : names) line += " " + core::Quoted(name);
-    lines.push_back(line);
+    for (const std::string& name : names) ties += " " + core::Quoted(name);
+    ties += ",";
   }
+  lines.insert(lines.end(), {skips, ties});
   std::istringstream text(parallel::Text(training_));
   for (std::string line; std::getline(text, line);) lines.push_back(line);
   return lines;

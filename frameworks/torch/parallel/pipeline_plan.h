@@ -33,6 +33,7 @@ class PipelinePlan {
   PipelinePlan(const PipelinePlan&) = delete;
   PipelinePlan& operator=(const PipelinePlan&) = delete;
 
+  const std::string& name() const { return name_; }
   const PipelineRow& row() const { return row_; }
   const parallel::PipelineShape& shape() const { return training_.shape; }
   // What this rank does in a batch.
@@ -53,6 +54,7 @@ class PipelinePlan {
   void TakeTags(const PipelineOptions& options);
   std::vector<std::string> Lines(const PipelineOptions& options) const;
 
+  const std::string name_;
   const PipelineRow row_;
   const std::vector<int> begins_;
   parallel::Schedule training_;

@@ -6,6 +6,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
@@ -14,10 +15,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 
 #include "core/base/text.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "session/session_observability.h"
 #include "sirtaki/recompute.h"
@@ -98,6 +101,30 @@ const void* MemoryOf(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
+// Which outputs of a stage somebody else has as well, who may write them again: a module's buffer, or
+// a view of it. Results of operators are not among them; the graph keeps some of these for itself.
+std::vector<bool> HeldElsewhere(const std::vector<at::Tensor>& outputs) {
+  std::map<const void*, std::size_t> here;  // references that are the outputs' own
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined()) continue;
+    ++here[output.unsafeGetTensorImpl()];
+    if (output.is_view()) ++here[output._base().unsafeGetTensorImpl()];
+  }
+  std::vector<bool> held;
+  for (const at::Tensor& output : outputs) {
+    const auto is_held = [&](const at::TensorBase& tensor) {
+      return tensor.use_count() > here[tensor.unsafeGetTensorImpl()];
+    };
+    held.push_back(output.defined() && !output.requires_grad() &&
+                   (is_held(output) || (output.is_view() && is_held(output._base()))));
+  }
+  return held;
+}
+
+std::int64_t RowsOf(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() || tensors.front().dim() == 0 ? 0 : tensors.front().size(0);
+}
+
 }  // namespace
 
 struct PipelineRun::Kept {
@@ -148,11 +175,18 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
   wants_outputs_ = outputs != nullptr;
   outputs_.clear();
   if (training) most_kept_ = 0;
+  if (training && c10::InferenceMode::is_enabled()) {
+    RefuseBatch(
+        "train_batch() is called in inference mode, which has no gradients; leave that, or "
+        "call evaluate_batch()");
+  }
   const at::AutoGradMode with_graph(training);
-  if (stages_.count(0) != 0) CutBatch(inputs, "inputs", &inputs_);
-  if (stages_.count(plan_.shape().stages - 1) != 0) CutBatch(targets, "targets", &targets_);
+  const bool has_first = stages_.count(0) != 0;
+  const bool has_last = stages_.count(plan_.shape().stages - 1) != 0;
+  if (has_first) CutBatch(inputs, "inputs", &inputs_);
+  if (has_last && (training || !targets.empty())) CutBatch(targets, "targets", &targets_);
   // The model may have been moved since the last batch.
-  messages_.Begin(training, DevicesOf(plan_, stages_));
+  messages_.Begin(training, DevicesOf(plan_, stages_), has_first ? RowsOf(inputs) : 0);
   for (const Instruction& instruction : plan_.Instructions(training)) {
     trace_.Begin(instruction);
     Do(instruction);
@@ -175,6 +209,7 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
 void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
                            std::vector<Tensors>* parts) const {
   const std::int64_t count = plan_.shape().micro_batches;
+  std::size_t number = 0;
   const std::string stage = StageText(plan_, what == "inputs" ? 0 : plan_.shape().stages - 1);
   if (tensors.empty()) RefuseBatch(stage + " needs the " + what + " of the batch");
   parts->assign(static_cast<std::size_t>(count), {});
@@ -187,6 +222,14 @@ void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
                   " micro-batches of one size; use a batch size that is a multiple of " +
                   std::to_string(count) + ", and leave out a last batch that is smaller");
     }
+    if (tensor.size(0) != tensors.front().size(0)) {
+      RefuseBatch("the " + what + " of " + stage + " differ in samples: " +
+                  std::to_string(tensors.front().size(0)) + " in tensor 0, " +
+                  std::to_string(tensor.size(0)) + " in tensor " + std::to_string(number) +
+                  "; all of them are cut along dimension 0, so give the stage itself what is not "
+                  "of the batch, as a buffer for instance");
+    }
+    ++number;
     const std::int64_t size = tensor.size(0) / count;
     for (std::int64_t i = 0; i < count; ++i) {
       (*parts)[static_cast<std::size_t>(i)].push_back(tensor.narrow(0, i * size, size));
@@ -194,8 +237,19 @@ void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
   }
 }
 
+// The first rank has told how many samples there are.
+void PipelineRun::CheckRows(std::int64_t of_targets) const {
+  const std::int64_t of_inputs = messages_.rows();
+  if (of_inputs == 0 || of_inputs == of_targets) return;
+  RefuseBatch("the batch has " + std::to_string(of_inputs) + " samples in the inputs of " +
+              StageText(plan_, 0) + ", and " + std::to_string(of_targets) + " in the targets of " +
+              StageText(plan_, plan_.shape().stages - 1) +
+              "; give both as many rows, and let the loss flatten them");
+}
+
 double PipelineRun::MeanLoss() const {
-  if (losses_.empty()) return 0;
+  const bool has_last = stages_.count(plan_.shape().stages - 1) != 0;
+  if (losses_.empty()) return has_last ? std::numeric_limits<double>::quiet_NaN() : 0;
   // A GPU is read once for all of them.
   const at::Tensor losses = at::stack(losses_).cpu().to(at::kDouble);
   const auto count = static_cast<std::size_t>(losses.numel());
@@ -214,7 +268,7 @@ void PipelineRun::Do(const Instruction& instruction) {
     case InstructionKind::kSend: {
       auto& made = instruction.carries_gradient() ? gradients_ : activations_;
       const auto found = made.find({instruction.edge(), instruction.micro_batch});
-      messages_.Send(instruction, found->second);
+      messages_.Send(instruction, TakeOver(found->second, instruction));
       made.erase(found);
       return;
     }
@@ -236,15 +290,30 @@ PipelineRun::Tensors PipelineRun::Arriving(const Edge& edge, const Instruction& 
   }
   auto& made = forward ? activations_ : gradients_;
   const auto found = made.find({edge, pass.micro_batch});
-  Tensors tensors = std::move(found->second);
+  Tensors tensors = TakeOver(found->second, pass);
   made.erase(found);
   return tensors;
+}
+
+PipelineRun::Tensors PipelineRun::TakeOver(const HandedOver& handed, const Instruction& to) const {
+  for (std::size_t i = 0; i < handed.versions.size(); ++i) {
+    if (VersionOf(handed.tensors[i]) == handed.versions[i]) continue;
+    RefuseBatch("tensor " + std::to_string(i) + " of micro-batch " +
+                std::to_string(to.micro_batch) + ", which a stage of rank " +
+                std::to_string(plan_.row().set.rank()) +
+                " has returned, was changed in place before " + StageText(plan_, to.stage) +
+                " took it; let the stage return a clone() of memory that it writes again");
+  }
+  return handed.tensors;
 }
 
 PipelineRun::Tensors PipelineRun::InputsOf(const Instruction& pass, Kept* kept) {
   if (pass.stage == 0) {
     Tensors inputs = std::move(inputs_[At(pass.micro_batch)]);
-    for (at::Tensor& input : inputs) input = input.detach();
+    // Parts of a batch count by themselves how often they are changed.
+    for (at::Tensor& input : inputs) {
+      input = input.is_inference() ? input.detach() : input.variable_data();
+    }
     return inputs;
   }
   Tensors inputs;
@@ -267,7 +336,20 @@ PipelineRun::Tensors PipelineRun::InputsOf(const Instruction& pass, Kept* kept) 
 PipelineRun::Tensors PipelineRun::Call(int stage, const Tensors& inputs) const {
   const PipelineStage::Function& forward = stages_.at(stage).forward;
   if (!training_ || !plan_.shape().Recomputes(stage)) return forward(inputs);
-  return recompute(forward, inputs);
+  try {
+    return recompute(forward, inputs);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::InvalidArgument) throw;
+    const std::string text = error.what();
+    const bool in_place = text.find("must clone it first") != std::string::npos;
+    throw Error(
+        error.code(),
+        StageText(plan_, stage) + ", which is recomputed: " + text +
+            (in_place ? "; or leave the stage out of the option recompute, or let its first "
+                        "layer return new memory, as without inplace"
+                      : ""),
+        error.origin());
+  }
 }
 
 void PipelineRun::Forward(const Instruction& pass) {
@@ -290,21 +372,28 @@ void PipelineRun::Forward(const Instruction& pass) {
 
 void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept* kept) {
   if (outputs.empty()) RefuseBatch(StageText(plan_, pass.stage) + " returns no tensor");
+  if (wants_outputs_) {
+    Tensors detached;
+    const std::vector<bool> held = HeldElsewhere(outputs);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      detached.push_back(held[i] ? outputs[i].detach().clone() : outputs[i].detach());
+    }
+    outputs_.push_back(std::move(detached));
+  }
+  if (targets_.empty()) return;
+  CheckRows(plan_.shape().micro_batches * RowsOf(targets_[At(pass.micro_batch)]));
   const at::Tensor loss = loss_(outputs, std::exchange(targets_[At(pass.micro_batch)], {}));
   if (!loss.defined() || loss.numel() != 1) {
     RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
                 " has to be one number, a mean over the micro-batch");
   }
   if (training_ && !loss.requires_grad()) {
-    RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
-                " has no gradient: no parameter before it requires one");
+    RefuseBatch(
+        "the loss of " + StageText(plan_, pass.stage) +
+        " has no gradient: no parameter before it requires one, or something cuts it off, as "
+        "detach() and no_grad do");
   }
   losses_.push_back(loss.detach().reshape({}));
-  if (wants_outputs_) {
-    Tensors detached;
-    for (const at::Tensor& output : outputs) detached.push_back(output.detach());
-    outputs_.push_back(std::move(detached));
-  }
   if (training_) kept->loss = loss;
 }
 
@@ -318,6 +407,11 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
         std::to_string(names.size()) + " skip connections");
   }
   const std::size_t main = outputs.size() - names.size();
+  const std::vector<bool> held = HeldElsewhere(outputs);
+  std::map<const void*, bool> is_held;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].defined()) is_held[outputs[i].unsafeGetTensorImpl()] = held[i];
+  }
   std::map<Edge, Tensors> over;
   std::map<const void*, std::set<Edge>> edges_with;  // this memory
   for (const Edge& edge : edges) {
@@ -334,16 +428,21 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
     Tensors handed = std::move(over.at(edge));
     const bool stays = plan_.shape().RankOf(edge.to) == plan_.row().place;
     std::size_t place = 0;
+    HandedOver& made = activations_[{edge, pass.micro_batch}];
     for (at::Tensor& tensor : handed) {
+      // A module writes its buffers again, while they are on their way or wait for another stage.
+      bool clones = is_held[tensor.unsafeGetTensorImpl()];
       if (training_ && tensor.requires_grad()) {
         kept->roots.push_back({torch::autograd::impl::gradient_edge(tensor), edge, place++});
       }
       tensor = tensor.detach();
       // A stage of this rank may change it in place while it is sent, or waits for another stage.
       const void* const memory = MemoryOf(tensor);
-      if (stays && memory != nullptr && edges_with[memory].size() > 1) tensor = tensor.clone();
+      clones = clones || (stays && memory != nullptr && edges_with[memory].size() > 1);
+      if (clones) tensor = tensor.clone();
+      made.versions.push_back(VersionOf(tensor));
     }
-    activations_[{edge, pass.micro_batch}] = std::move(handed);
+    made.tensors = std::move(handed);
   }
 }
 
@@ -392,7 +491,7 @@ void PipelineRun::Backward(const Instruction& pass) {
       if (gradient.has_storage() && gradient.storage().use_count() > 1) gradient = gradient.clone();
       back.push_back(std::move(gradient));
     }
-    gradients_[{origin.edge, pass.micro_batch}] = std::move(back);
+    gradients_[{origin.edge, pass.micro_batch}] = {std::move(back), {}};
   }
 }
 

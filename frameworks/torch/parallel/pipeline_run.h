@@ -26,6 +26,7 @@ class PipelineRun {
   PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Stage> stages,
               PipelineLoss::Function loss, const PipelineOptions& options);
 
+  // Without targets a batch is evaluated without a loss, which is NaN then.
   // Carries out all instructions of a batch, which trace() has begun; messages().Finish() is left to
   // do. `reduce_tied` is called where the schedule says so. Throws what a stage throws, and what
   // messages do. Gives the mean of the losses, where the last stage is; elsewhere 0. `outputs`: see
@@ -44,6 +45,11 @@ class PipelineRun {
   using Pass = std::pair<int, int>;  // stage and micro-batch
   // The gradients of a stage's inputs, which its backward pass leaves here.
   using Gradients = std::shared_ptr<Tensors>;
+  // What a pass has made for another one, and how often it had been changed in place then.
+  struct HandedOver {
+    Tensors tensors;
+    std::vector<std::int64_t> versions;
+  };
   // A stage keeps this of a micro-batch from its forward pass to its backward pass: of its outputs
   // only where they are in autograd's graph, so that their memory is free when nobody else uses it.
   struct Kept;
@@ -57,6 +63,8 @@ class PipelineRun {
   void TakeLoss(const Instruction& pass, const Tensors& outputs, Kept* kept);
   Tensors Arriving(const Edge& edge, const Instruction& pass);
   void CutBatch(const Tensors& tensors, const std::string& what, std::vector<Tensors>* parts) const;
+  void CheckRows(std::int64_t of_targets) const;
+  Tensors TakeOver(const HandedOver& handed, const Instruction& to) const;
   double MeanLoss() const;
   void Reset();
 
@@ -75,8 +83,8 @@ class PipelineRun {
   Tensors losses_;
   std::map<Pass, std::shared_ptr<Kept>> kept_;
   // What passes have made, until it is sent or taken by a stage of this rank.
-  std::map<std::pair<Edge, int>, Tensors> activations_;
-  std::map<std::pair<Edge, int>, Tensors> gradients_;
+  std::map<std::pair<Edge, int>, HandedOver> activations_;
+  std::map<std::pair<Edge, int>, HandedOver> gradients_;
   const std::function<void(const std::string&)>* reduce_tied_ = nullptr;
   int most_kept_ = 0;
 };

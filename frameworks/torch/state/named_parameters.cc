@@ -91,7 +91,7 @@ std::vector<std::string> DescribeAll(const NamedParameters& named) {
   std::vector<std::string> list;
   for (std::size_t i = 0; i < named.names.size(); ++i) {
     list.push_back(core::Quoted(named.names[i]) + " " + TypeAndShape(named.parameters[i]) +
-                   SplitText(named.parameters[i]) +
+                   PlaceText(named.parameters[i]) +
                    (named.parameters[i].requires_grad() ? "" : ", frozen"));
   }
   return list;

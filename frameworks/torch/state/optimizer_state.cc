@@ -50,7 +50,7 @@ bool LoadOptions(torch::optim::Optimizer& optimizer, torch::serialize::InputArch
 namespace detail {
 
 std::vector<std::string> DescribeForRanks(const torch::optim::Optimizer& optimizer) {
-  std::vector<std::string> lines = DescribeOptimizer(optimizer, &SplitText);
+  std::vector<std::string> lines = DescribeOptimizer(optimizer, &PlaceText);
   lines.insert(lines.begin(), c10::demangle(typeid(optimizer).name()));
   return lines;
 }

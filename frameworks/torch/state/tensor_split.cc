@@ -20,9 +20,10 @@ namespace {
 // The marks of all tensors of this process: a tensor has no room for a mark that LibTorch does not
 // take away when a hook is added or memory is replaced. A session is not asked, since optimizers and
 // clipping know none.
-class SplitMarks {
+template <class Of>
+class TensorMarks {
  public:
-  void Add(const at::Tensor& tensor, const TensorSplitPtr& split) {
+  void Add(const at::Tensor& tensor, const std::shared_ptr<const Of>& split) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::erase_if(marks_, [](auto& mark) { return mark.second.expired(); });
     auto& splits = marks_
@@ -33,7 +34,7 @@ class SplitMarks {
     splits.push_back(split);
   }
 
-  TensorSplitPtr Find(const at::Tensor& tensor) {
+  std::shared_ptr<const Of> Find(const at::Tensor& tensor) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = marks_.find(tensor.unsafeGetTensorImpl());
     if (found == marks_.end()) return nullptr;
@@ -49,7 +50,7 @@ class SplitMarks {
     // While this is kept, no other tensor has the address.
     WeakTensor tensor;
     // One for each layer that has the tensor: when a layer goes, that of another remains.
-    std::vector<std::weak_ptr<const TensorSplit>> splits;
+    std::vector<std::weak_ptr<const Of>> splits;
 
     bool expired() const {
       return tensor.expired() || std::all_of(splits.begin(), splits.end(),
@@ -61,8 +62,13 @@ class SplitMarks {
   std::unordered_map<const c10::TensorImpl*, Mark> marks_;
 };
 
-SplitMarks& Marks() {
-  static SplitMarks marks;
+TensorMarks<TensorSplit>& Marks() {
+  static TensorMarks<TensorSplit> marks;
+  return marks;
+}
+
+TensorMarks<std::string>& StageMarks() {
+  static TensorMarks<std::string> marks;
   return marks;
 }
 
@@ -86,6 +92,29 @@ std::string SplitText(const at::Tensor& tensor) {
   if (!split) return {};
   return ", part " + std::to_string(split->index()) + " of " + std::to_string(split->split.ranks) +
          " along dimension " + std::to_string(split->dim);
+}
+
+void MarkStage(const at::Tensor& parameter, const std::shared_ptr<const std::string>& stage) {
+  StageMarks().Add(parameter, stage);
+}
+
+std::string StageTextOf(const at::Tensor& tensor) {
+  const auto stage = StageMarks().Find(tensor);
+  return stage ? *stage : std::string();
+}
+
+std::string PlaceText(const at::Tensor& tensor) {
+  const std::string stage = StageTextOf(tensor);
+  return SplitText(tensor) + (stage.empty() ? "" : ", " + stage);
+}
+
+bool IsOfAStage(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (StageMarks().Find(parameter)) return true;
+    }
+  }
+  return false;
 }
 
 at::Tensor TakePart(const at::Tensor& whole, const TensorSplit& split, int index) {

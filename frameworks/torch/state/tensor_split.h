@@ -39,6 +39,15 @@ TensorSplitPtr SplitOverRanks(const at::Tensor& tensor);
 // ", part 1 of 4 along dimension 0" for lists that ranks compare; empty: the tensor is whole.
 std::string SplitText(const at::Tensor& tensor);
 
+// Marks a parameter of a pipeline whose other stages other ranks have, as long as `stage`, a text that is
+// the same on all ranks that have the parameter, lives.
+void MarkStage(const at::Tensor& parameter, const std::shared_ptr<const std::string>& stage);
+std::string StageTextOf(const at::Tensor& tensor);  // empty: it is not marked so
+// What lists that ranks compare say of a parameter without its name: SplitText, and the text of its stage.
+std::string PlaceText(const at::Tensor& tensor);
+// Whether parameters of the optimizer are marked so.
+bool IsOfAStage(const torch::optim::Optimizer& optimizer);
+
 // The part of the whole that the rank with this index has, in new memory.
 at::Tensor TakePart(const at::Tensor& whole, const TensorSplit& split, int index);
 

@@ -154,9 +154,10 @@ TEST(PipelineTest, OtherOptionsOnOneRankAreToldOnAll) {
     });
   };
   told(model.Options().micro_batches(2), "4 micro-batches on rank 0; 2 micro-batches on rank 1");
-  told(model.Options().schedule("gpipe"), "rank 0: ");
+  told(model.Options().schedule("gpipe"), "schedule \"gpipe\" on rank 1");
   told(model.Options().recompute({1}), "recomputed stages 1 on rank 1");
-  told(model.Options().skips({{"far", 0, 1}}), "far");
+  told(model.Options().skips({{"far", 0, 1}}),
+       "no skip connections on rank 0; skip connections \"far\" from stage 0 to stage 1 on rank 1");
   told(model.Options().ties({{"0.linear.bias", "1.linear.bias"}}), "0.linear.bias");
 }
 

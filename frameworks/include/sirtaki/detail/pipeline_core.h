@@ -61,8 +61,11 @@ class SIRTAKI_API PipelineCore {
   // give nothing. What throws on one rank ends the job, as abort() does: others wait for it.
   double TrainBatch(const Tensors& inputs, const Tensors& targets);
   double EvaluateBatch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
-  double ClipGradNorm(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-                      bool error_if_nonfinite);
+  double ClipGradNorm(const std::vector<torch::optim::Optimizer*>& optimizers, double max_norm,
+                      double norm_type, bool error_if_nonfinite);
+  // This rank's parameters are other tensors from now on, under the names that the stages gave them. Not
+  // collective. Throws InvalidArgument if names, types or shapes differ.
+  void Replace(const NamedTensors& parameters);
 
   // See Pipeline::save_full and its like. `module`: has the layers of this rank.
   void SaveFull(const torch::nn::Module& module, torch::serialize::OutputArchive& archive,
@@ -75,6 +78,9 @@ class SIRTAKI_API PipelineCore {
   // The rows of ranks that train a model together with this rank's parameters of it, each once, in one
   // order on all ranks. Without parameters: of the pipelines of which this rank has none. Not collective.
   static std::vector<ProcessSet> RowsOf(const Tensors& parameters);
+  // "of stage 1 of the pipeline …" of a parameter of it, the same on all ranks that have the parameter; empty
+  // of others, and where one rank has all stages.
+  static std::string StageTextOf(const at::Tensor& parameter);
 
   const std::vector<int>& stages() const;  // of this rank, ascending
   bool is_first() const;                   // this rank has the first stage

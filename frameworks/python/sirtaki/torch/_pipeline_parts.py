@@ -20,8 +20,9 @@ def tensors_in(value: Any, what: str) -> List[torch.Tensor]:
     tensors = list(value) if isinstance(value, (list, tuple)) else [value]
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
+            cure = "; give train_batch() its iter() for the next batch" if isinstance(tensor, torch.utils.data.DataLoader) else ""
             raise TypeError(f"{what}: there is a {type(tensor).__name__} where a tensor has to be; allowed are a tensor and a "
-                            "tuple of tensors")
+                            f"tuple of tensors{cure}")
     return tensors
 
 

@@ -67,7 +67,8 @@ def shape_of(optimizer: torch.optim.Optimizer) -> Any:
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     kinds = [base.__name__ for base in type(optimizer).__mro__ if base.__module__.startswith("torch.optim")]
     groups = optimizer.param_groups
-    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type, *part_of(p)) for p in g["params"]] for g in groups]
+    return kinds[:1], [[(str(p.dtype), tuple(p.shape), p.device.type, *part_of(p), _C.pipeline_stage_of(p)) for p in g["params"]]
+                        for g in groups]
 
 
 def part_of(parameter: torch.Tensor) -> List[str]:

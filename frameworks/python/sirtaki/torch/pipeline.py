@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -127,6 +127,7 @@ class Pipeline(torch.nn.Module):
         parts, before_cut = agreed(checked, self._process_set)
         self._names = parts.names
         self._ties = [list(tie) for tie in ties]
+        self._shared: List[List[str]] = []  # names that are one parameter in a stage
         raised: List[Exception] = []  # by this rank's factories: they leave as they are, and the others are told
 
         def calling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,14 +148,19 @@ class Pipeline(torch.nn.Module):
                 if isinstance(part, torch.nn.Module):
                     self.add_module(parts.names[number], part)
             for tie in ties:  # within a stage it is one parameter, as in the unsplit model
-                _share(self, [name for name in tie if parts.number_of(name) in numbers])
+                self._shared.append([name for name in tie if parts.number_of(name) in numbers])
+                _share(self, self._shared[-1])
             for number, part in zip(numbers, made):
                 if isinstance(part, torch.nn.Module):
                     named += [(f"{number}.{rest}", parameter) for rest, parameter in part.named_parameters()]
             return stage_function(made, stage, parts.are_layers), named
 
         def loss(outputs: List[torch.Tensor], targets: List[torch.Tensor]) -> torch.Tensor:
-            return loss_fn(one_or_all(outputs), one_or_all(targets))
+            found = loss_fn(one_or_all(outputs), one_or_all(targets))
+            if not isinstance(found, torch.Tensor):
+                raise TypeError(f"loss_fn has returned a {type(found).__name__}; it has to return one tensor, the mean loss of "
+                                "the micro-batch, without anything beside it")
+            return found
 
         try:
             begins: List[int] = _C.cut_layers(before_cut, len(parts.names),
@@ -164,6 +170,7 @@ class Pipeline(torch.nn.Module):
             if raised and error is not raised[0]:
                 raise raised[0] from None
             raise
+        self._of_core = self._numbered()
         _refuse_lbfgs(self)
 
     # ---- what it is made of ----
@@ -193,6 +200,28 @@ class Pipeline(torch.nn.Module):
         arguments = self._core.optimizer_options()
         return {**arguments, "process_set": _existing(arguments["process_set"])}
 
+    # ---- what it was made of, and is now ----
+
+    def _numbered(self) -> List[Tuple[str, torch.Tensor]]:
+        """Its parameters as the core has them, by the numbers of layers."""
+        return [(f"{self._names.index(name)}.{rest}", parameter) for name, module in self._modules.items() if module is not None
+                for rest, parameter in module.named_parameters()]
+
+    def _follow(self) -> None:
+        """Parameters may have been replaced, as by load_state_dict(assign=True), or by hand."""
+        now = self._numbered()
+        if len(now) == len(self._of_core) and all(new is old for (_, new), (_, old) in zip(now, self._of_core)):
+            return
+        self._core.replace_parameters(now)
+        self._of_core = now
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise UnsupportedError("a Pipeline cannot be copied, since all ranks make one: for a moving average copy its parameters(); "
+                               "else make another one, and load_state_dict(pipeline.state_dict())")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise UnsupportedError("a Pipeline cannot be pickled: save its full_state_dict(), which the unsplit model loads too")
+
     # ---- training ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -205,11 +234,13 @@ class Pipeline(torch.nn.Module):
         The rank of the first stage gives the inputs and that of the last one the target; other ranks may give nothing.
         ``inputs`` may be an iterator instead, which all ranks give: its next item is the pair of inputs and target. The shapes
         and types that stages hand on are those of the first micro-batch for ever."""
+        self._follow()
         return self._core.train_batch(*self._batch(inputs, target))
 
     def evaluate_batch(self, inputs: Any = None, target: Optional[Tensors] = None) -> Tuple[float, Any]:
         """Runs the micro-batches forward alone, without gradients; eval() is for the program to call. Returns the loss on every
-        rank, and the outputs of the last stage on its rank, None on others."""
+        rank, and the outputs of the last stage on its rank, None on others. Without a target the loss is NaN."""
+        self._follow()
         loss, outputs = self._core.evaluate_batch(*self._batch(inputs, target))
         return loss, one_or_all(outputs) if outputs else None
 
@@ -220,15 +251,20 @@ class Pipeline(torch.nn.Module):
         return tensors_in(inputs, "inputs"), tensors_in(target, "target")
 
     def clip_grad_norm_(
-        self, optimizer: torch.optim.Optimizer, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+        self, optimizer: Union[torch.optim.Optimizer, Sequence[torch.optim.Optimizer]], max_norm: float, norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
     ) -> float:
         """Scales the gradients of all stages so that their norm is at most ``max_norm``, and returns the norm that they had; a
-        tied parameter counts once. The optimizer is this rank's."""
-        clip = (float(max_norm), float(norm_type), error_if_nonfinite)
-        reducer = getattr(optimizer, "_sirtaki_reducer", None)
-        if isinstance(reducer, _C.OptimizerReducer):
-            return self._core.clip_grad_norm(reducer, optimizer.param_groups, *clip)
-        return self._core.clip_grad_norm_plain([p for group in optimizer.param_groups for p in group["params"]], *clip)
+        tied parameter counts once. The optimizer is this rank's; or a list of several that it has, as many on all ranks."""
+        self._follow()
+        given: List[Tuple[Optional[_C.OptimizerReducer], List[Any]]] = []
+        for one in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer):
+            reducer = getattr(one, "_sirtaki_reducer", None)
+            if isinstance(reducer, _C.OptimizerReducer):
+                given.append((reducer, one.param_groups))
+            else:
+                given.append((None, [parameter for group in one.param_groups for parameter in group["params"]]))
+        return self._core.clip_grad_norm(given, float(max_norm), float(norm_type), error_if_nonfinite)
 
     # ---- state ----
 
@@ -242,7 +278,10 @@ class Pipeline(torch.nn.Module):
         """Loads this rank's layers, of the state of the whole model or of these layers. Not collective."""
         part = part_of_state(dict(state_dict) if not hasattr(state_dict, "_metadata") else state_dict,  # type: ignore[arg-type]
                              list(self._modules), self._names)
-        return super().load_state_dict(part, strict=strict, assign=assign)
+        loaded = super().load_state_dict(part, strict=strict, assign=assign)
+        for names in self._shared if assign else ():
+            _share(self, names)
+        return loaded
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> Tuple[Any, WholeGroups]:
         names: Dict[torch.Tensor, str] = {parameter: name for name, parameter in self.named_parameters()}
