@@ -15,9 +15,8 @@
 #include "core/machine/elastic_notice.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/shell_text.h"
 #include "launch/elastic/discovery.h"
-#include "launch/elastic/history.h"
+#include "launch/elastic/job_news.h"
 #include "launch/elastic/membership_texts.h"
 #include "launch/elastic/starters.h"
 #include "launch/job/connections.h"
@@ -42,9 +41,6 @@ namespace {
 constexpr std::size_t kMostGreeters = 256;
 // The time for workers to end when they are told to: they kill their programs after 3 s.
 constexpr auto kEndTime = std::chrono::seconds(6);
-// The time after which a line tells what the job waits for, and after which it is told again.
-constexpr auto kSilence = std::chrono::seconds(5);
-constexpr auto kTellAgain = std::chrono::seconds(60);
 
 std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
   std::vector<HostSlots> slots;
@@ -59,13 +55,13 @@ class ElasticJob {
       : plan_(plan),
         options_(options),
         env_(env),
-        history_(options, env),
         membership_(limits),
         connections_(
             &loop_, kMostGreeters,
             [this](Connection* from, const RankMessage& message) { return Take(from, message); },
             [this](Connection* connection, const Status& why) { Drop(connection, why); }),
         output_(&loop_),
+        news_(options, env, output_),
         discovery_(&loop_, options.host_discovery_script, options.slots_per_host,
                    std::chrono::seconds(options.discovery_interval)),
         starters_(&loop_, &output_, plan, machine) {}
@@ -87,8 +83,7 @@ class ElasticJob {
   int Run() {
     for (Settle(); !IsOver(); Settle()) loop_.Run(NextTime());
     EndOrphans("ssh");
-    if (!why_.empty())
-      std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(), why_.c_str());
+    if (!why_.empty()) news_.Say(why_);
     return code_ == 0 && output_.failed() ? 1 : code_;
   }
 
@@ -118,7 +113,7 @@ class ElasticJob {
     const TimePoint next = connections_.NextTime();
     if (waits_for_reader()) return next;
     if (is_ending()) return std::min(next, end_by_);
-    return std::min({next, membership_.NextTime(), discovery_.NextTime(), tell_wait_at_});
+    return std::min({next, membership_.NextTime(), discovery_.NextTime(), news_.NextTime()});
   }
   bool is_ending() const { return end_by_ != TimePoint::max(); }
 
@@ -131,40 +126,15 @@ class ElasticJob {
         CarryOut(std::move(orders));
       }
     }
-    TellWaits(now);
+    if (is_ending()) {
+      news_.TellWaits({}, {}, now);
+    } else {
+      news_.TellWaits(membership_.WaitsFor(), membership_.HostsLeftOut(now), now);
+    }
     for (const auto& [worker, bytes] : output_.TakeWritten()) Send(worker, WrittenMessage{bytes});
     connections_.CheckTimes(now);
     output_.WriteWhenReady();
     starters_.Ask();
-  }
-
-  // Nothing waits in silence: a line tells for what, and again when that changes, and each minute.
-  void TellWaits(TimePoint now) {
-    const Membership::Wait wait = is_ending() ? Membership::Wait() : membership_.WaitsFor();
-    const auto hosts =
-        is_ending() ? std::vector<Membership::LeftOut>() : membership_.HostsLeftOut(now);
-    std::string about = wait.what;
-    for (const auto& host : hosts) about += "; " + host.host;
-    if (about.empty()) {
-      tell_wait_at_ = TimePoint::max();
-    } else if (about != waits_for_) {
-      tell_wait_at_ = std::min<TimePoint>(tell_wait_at_, now + kSilence);
-    }
-    waits_for_ = about;
-    if (now < tell_wait_at_) return;
-    tell_wait_at_ = now + kTellAgain;
-    const auto time_to = [now](TimePoint until) {
-      return core::DurationText(std::chrono::ceil<std::chrono::seconds>(until - now));
-    };
-    std::string text;
-    if (!wait.what.empty()) text = "waiting for " + wait.what;
-    if (!wait.what.empty() && wait.until != TimePoint::max())
-      text += ", at most " + time_to(wait.until) + " more";
-    for (const auto& host : hosts) {
-      text += (text.empty() ? "host " : "; host ") + host.host + " gets no worker for " +
-              time_to(host.until) + " more: " + host.why;
-    }
-    std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(), text.c_str());
   }
 
   // ---- orders ----
@@ -197,17 +167,14 @@ class ElasticJob {
       workers_[order.worker].host = host;
       const Status added = output_.AddRank();
       if (!added.ok() && membership_.generation() == 0) return End(2, added.message());
-      if (!added.ok())
-        std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(),
-                     added.message().c_str());
+      if (!added.ok()) news_.Say(added.message());
     }
     const Starters::Batch batch{orders.front().worker, static_cast<int>(orders.size())};
     // The first ones are told with their generation.
     if (membership_.generation() > 0) {
       const auto numbers = core::RankRanges::Span(batch.first, batch.first + batch.count - 1);
-      std::fprintf(stderr, "%ssirtakirun: host %s: %s %s\n", output_.TimePrefix().c_str(),
-                   host.c_str(), batch.count == 1 ? "starting worker" : "starting workers",
-                   numbers.ToString().c_str());
+      news_.Say("host " + host + ": " +
+                (batch.count == 1 ? "starting worker " : "starting workers ") + numbers.ToString());
     }
     const Status status = starters_.Start(host, batch, variables_);
     if (!status.ok()) NoteNotStarted(batch, status.message());
@@ -216,12 +183,8 @@ class ElasticJob {
   void Do(const StartWorker& /*order*/) {}  // see CarryOut
   void Do(const EndWorker& order) {
     Worker& worker = workers_[order.worker];
-    std::fprintf(stderr, "%ssirtakirun: worker %d on host %s is ended: %s\n",
-                 output_.TimePrefix().c_str(), order.worker, worker.host.c_str(),
-                 order.why.c_str());
     worker.doomed = true;
-    history_.NoteLeft(decided_, {order.worker, worker.host}, "is ended: " + order.why,
-                      Clock::now());
+    news_.TellLeft(decided_, {order.worker, worker.host}, "is ended: " + order.why, Clock::now());
     Send(order.worker, SignalMessage{SIGKILL});
     if (worker.connection == nullptr) EndStarterOf(order.worker);
   }
@@ -233,8 +196,7 @@ class ElasticJob {
     });
   }
   void Do(const AnnounceChange& order) {
-    std::fprintf(stderr, "%ssirtakirun: generation %d is to change: %s\n",
-                 output_.TimePrefix().c_str(), order.generation, order.why.c_str());
+    news_.Say("generation " + std::to_string(order.generation) + " is to change: " + order.why);
     change_ = order;
     std::vector<int> leaving;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
@@ -246,7 +208,7 @@ class ElasticJob {
     }
   }
   void Do(const EndGeneration& order) {
-    NoteOver(order.generation, order.why);
+    news_.TellOver(order.generation, order.why, Clock::now());
     // Members that have no place yet ask all the while, and have nothing to leave.
     const auto waiting = std::exchange(beginning_, {}).members;
     for (const WorkerId member : order.to) {
@@ -260,11 +222,8 @@ class ElasticJob {
   }
   void Do(const BeginGeneration& order) {
     const auto places = Places(order.members);
-    std::fprintf(stderr, "%ssirtakirun: generation %d: %s\n", output_.TimePrefix().c_str(),
-                 order.generation, MembersText(places).c_str());
-    decided_at_ = Clock::now();
+    news_.TellDecided(order.generation, places, Clock::now());
     decided_ = order.generation;
-    history_.NoteDecided(order.generation, places, decided_at_);
     members_ = order.members;
     for (const Generation::Member& place : places) hosts_of_members_[place.worker] = place.host;
     left_to_join_ = order.members.size();
@@ -275,14 +234,6 @@ class ElasticJob {
     Tell(order.members.front(), {Kind::kPlace, order.generation, 0, size, 0, address, {}});
   }
   void Do(const EndJob& order) { End(order.code, order.why); }
-
-  void NoteOver(int generation, const std::string& why) {
-    if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
-    over_at_ = std::min(over_at_, Clock::now());
-    history_.NoteOver(generation, why, over_at_);
-    std::fprintf(stderr, "%ssirtakirun: generation %d is over: %s\n", output_.TimePrefix().c_str(),
-                 generation, why.c_str());
-  }
 
   // One that has ended meanwhile is known as a member alone.
   std::string HostOf(WorkerId worker) const {
@@ -324,7 +275,7 @@ class ElasticJob {
     } else if (const auto* end = std::get_if<EndMessage>(&message)) {
       const bool well = end->kind == EndKind::kExited && end->value == 0;
       int code = 0;
-      const std::string how = HowItEnded(worker, *end, &code);
+      const std::string how = news_.HowItEnded({worker, workers_.at(worker).host}, *end, &code);
       NoteEnd(worker, well ? WorkerEnd::kFinished : WorkerEnd::kFailed, how, code);
     } else if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
       const auto notice = core::DecodeElasticNotice(elastic->notice);
@@ -349,18 +300,11 @@ class ElasticJob {
     } else if (worker.doomed) {
       Send(hello.rank, SignalMessage{SIGKILL});
     } else {
-      Send(hello.rank, GoMessage{"", 0, DevicesOf(worker.host)});
+      const auto host = std::ranges::find(plan_.placement.hosts, worker.host, &Host::name);
+      const bool is_listed = host != plan_.placement.hosts.end();
+      Send(hello.rank, GoMessage{"", 0, is_listed ? DevicesText(*host) : ""});
     }
     return true;
-  }
-
-  std::string DevicesOf(const std::string& host) const {
-    std::vector<std::string> devices;
-    for (const Host& one : plan_.placement.hosts) {
-      if (one.name != host) continue;
-      for (const int device : one.devices) devices.push_back(std::to_string(device));
-    }
-    return Joined(devices, ",");
   }
 
   void Hear(WorkerId worker, const ElasticNotice& notice) {
@@ -372,8 +316,9 @@ class ElasticJob {
         return TellPlaces(worker, notice);
       case Kind::kJoined:
         membership_.NoteJoined(worker, notice.generation);
-        if (notice.generation == membership_.generation() && --left_to_join_ == 0)
-          NoteTogether(now);
+        if (notice.generation == membership_.generation() && --left_to_join_ == 0) {
+          news_.TellJoined(notice.generation, now);
+        }
         return;
       case Kind::kHasHeard:
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kOver);
@@ -383,7 +328,9 @@ class ElasticJob {
         return membership_.NoteHeard(worker, notice.generation, Membership::Heard::kChange);
       case Kind::kHasState:
         membership_.NoteState(worker);
-        if (notice.generation == membership_.generation() && --left_to_train_ == 0) NoteTrains(now);
+        if (notice.generation == membership_.generation() && --left_to_train_ == 0) {
+          news_.TellTrains(notice.generation, members_.front(), now);
+        }
         return;
       case Kind::kCannotGoOn:
         return membership_.NoteCannotGoOn(worker, notice.generation, notice.text);
@@ -402,12 +349,13 @@ class ElasticJob {
       if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
     }
     if (leaves) {
-      over_at_ = std::min(over_at_, now);
+      news_.NoteFailure(now);
       // With no text nothing has failed, or its program alone knows what.
       if (!notice.text.empty()) {
-        NoteOver(notice.generation, FailureName(worker, notice, suspects) + ": " + notice.text);
+        news_.TellOver(notice.generation,
+                       FailureName(worker, notice, suspects) + ": " + notice.text, now);
       } else if (change_.generation == notice.generation) {  // the first that leaves for it
-        history_.NoteOver(notice.generation, std::exchange(change_, {}).why, now);
+        news_.history().NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now);
@@ -443,28 +391,6 @@ class ElasticJob {
     }
   }
 
-  void NoteTogether(TimePoint now) {
-    std::string since;
-    if (over_at_ != TimePoint::max()) {
-      since = ", " + core::DurationText(now - over_at_) +
-              " after the one before: " + core::DurationText(decided_at_ - over_at_) +
-              " to leave that, " + core::DurationText(now - decided_at_) + " to join";
-    }
-    std::fprintf(stderr, "%ssirtakirun: generation %d has begun%s\n", output_.TimePrefix().c_str(),
-                 membership_.generation(), since.c_str());
-    history_.NoteJoined(membership_.generation(), now);
-    joined_at_ = now;
-    over_at_ = TimePoint::max();
-  }
-
-  void NoteTrains(TimePoint now) {
-    std::fprintf(stderr,
-                 "%ssirtakirun: generation %d trains, %s later, with the state of worker %d\n",
-                 output_.TimePrefix().c_str(), membership_.generation(),
-                 core::DurationText(now - joined_at_).c_str(), members_.front());
-    history_.NoteTrains(membership_.generation(), now);
-  }
-
   void Drop(Connection* connection, const Status& why) {
     const auto found = workers_.find(connection->rank);
     if (found == workers_.end() || found->second.connection != connection) return;
@@ -475,29 +401,13 @@ class ElasticJob {
                 : why.message());
   }
 
-  // The text says what its program has thrown or raised, if its last words tell. `code`: what a job ends
-  // with by it.
-  std::string HowItEnded(WorkerId id, const EndMessage& end, int* code) const {
-    const std::string& host = workers_.at(id).host;
-    const auto failure = JudgeEnd(id, host, end, output_.LastErrorLines(id));
-    *code = failure ? failure->code : 0;
-    const std::string name = "rank " + std::to_string(id) + " on host " + core::Escaped(host) + " ";
-    const bool is_known = failure && failure->text.starts_with(name);
-    const std::string how = is_known ? failure->text.substr(name.size()) : "";
-    // What a signal may mean would stand in each line about it.
-    return how.empty() || how.starts_with("died of ") ? EndText(end) : how;
-  }
-
   void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why, int code = 1) {
     const auto found = workers_.find(id);
     if (found == workers_.end()) return;
     output_.Finish(id);
     if (!is_ending() && how != WorkerEnd::kFinished && !found->second.doomed) {
-      std::fprintf(stderr, "%ssirtakirun: worker %d on host %s %s%s\n",
-                   output_.TimePrefix().c_str(), id, found->second.host.c_str(),
-                   how == WorkerEnd::kLost ? "is lost: " : "", why.c_str());
-      history_.NoteLeft(membership_.generation(), {id, found->second.host},
-                        (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
+      news_.TellLeft(membership_.generation(), {id, found->second.host},
+                     (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
     }
     workers_.erase(found);
     membership_.NoteEnd(id, how, why, Clock::now(), code);
@@ -530,11 +440,9 @@ class ElasticJob {
   void CheckChildren() {
     if (const auto hosts = discovery_.TakeHosts(Clock::now()); hosts && !is_ending()) {
       if (hosts->empty() && std::exchange(has_hosts_, false)) {
-        std::fprintf(
-            stderr,
-            "%ssirtakirun: --host-discovery-script names no host any more: the workers stay "
-            "until it names others, and none is started\n",
-            output_.TimePrefix().c_str());
+        news_.Say(
+            "--host-discovery-script names no host any more: the workers stay until it names "
+            "others, and none is started");
       }
       has_hosts_ = !hosts->empty();
       membership_.TakeHosts(SlotsOfEach(*hosts), Clock::now());
@@ -548,7 +456,7 @@ class ElasticJob {
     if (is_ending()) return;
     code_ = code;
     why_ = why;
-    history_.NoteEnd(membership_.generation(), why, Clock::now());
+    news_.history().NoteEnd(membership_.generation(), why, Clock::now());
     end_by_ = Clock::now() + kEndTime;
     AdoptOrphans();
     output_.FinishLauncher();
@@ -569,7 +477,6 @@ class ElasticJob {
   const Plan& plan_;
   const LaunchOptions& options_;
   const core::EnvironmentView& env_;
-  History history_;
   Loop loop_;
   Membership membership_;
   std::vector<std::pair<std::string, std::string>> variables_;  // for what starts workers
@@ -578,21 +485,16 @@ class ElasticJob {
   std::map<WorkerId, std::string> hosts_of_members_;  // of any generation
   std::size_t left_to_join_ = 0;
   std::size_t left_to_train_ = 0;
-  int decided_ = 0;         // the generation that was told last
-  TimePoint decided_at_{};  // it was
-  TimePoint joined_at_{};   // by its last member
-  AnnounceChange change_;   // the last, until a worker leaves for it
+  int decided_ = 0;        // the generation that was told last
+  AnnounceChange change_;  // the last, until a worker leaves for it
   Beginning beginning_;
-  TimePoint over_at_ = TimePoint::max();  // the generation before; max: it goes on
-  int told_over_ = 0;                     // the generation of which standard error says so
   Connections connections_;
   JobOutput output_;
+  JobNews news_;
   Discovery discovery_;
   Starters starters_;
   TimePoint end_by_ = TimePoint::max();  // max: the job goes on
-  std::string waits_for_;                // at the last turn
-  TimePoint tell_wait_at_ = TimePoint::max();
-  bool has_hosts_ = true;  // the script has named some
+  bool has_hosts_ = true;                // the script has named some
   bool is_signalled_ = false;
   int code_ = 0;
   std::string why_;

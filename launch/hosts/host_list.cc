@@ -132,6 +132,12 @@ int SlotsOf(const HostList& hosts) {
                          [](int sum, const Host& host) { return sum + host.slots; });
 }
 
+std::string DevicesText(const Host& host) {
+  std::string text;
+  for (const int device : host.devices) text += (text.empty() ? "" : ",") + std::to_string(device);
+  return text;
+}
+
 std::string HostsText(const HostList& hosts) {
   std::vector<std::string> parts;
   for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));

@@ -26,6 +26,8 @@ using HostList = std::vector<Host>;
 int SlotsOf(const HostList& hosts);
 // "a:4,b:4"
 std::string HostsText(const HostList& hosts);
+// "0,2": the host's GPUs, as an order to start has them; empty for all.
+std::string DevicesText(const Host& host);
 
 // Adds the slots to those of the host, which comes last if it is new.
 void AddSlots(std::string_view name, int slots, HostList* hosts);

@@ -16,7 +16,6 @@
 #include "launch/base/greeting.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
-#include "launch/base/shell_text.h"
 #include "launch/job/connections.h"
 #include "launch/job/course.h"
 #include "launch/job/failure_judgement.h"
@@ -286,11 +285,7 @@ class Job {
     const std::string own = HostName();
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const Host* const host = HostOf(ranks_, rank, plan_.placement, own);
-      std::vector<std::string> devices;
-      if (host != nullptr) {
-        for (const int device : host->devices) devices.push_back(std::to_string(device));
-      }
-      go.devices = Joined(devices, ",");
+      go.devices = host == nullptr ? "" : DevicesText(*host);
       Send(static_cast<int>(rank), go);
     }
   }

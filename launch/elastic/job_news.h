@@ -1,0 +1,60 @@
+// The news of an elastic job go to standard error as they come, and into its history.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/base/environment.h"
+#include "core/base/types.h"
+#include "launch/base/rank_messages.h"
+#include "launch/elastic/history.h"
+#include "launch/elastic/membership.h"
+#include "launch/job/job_output.h"
+#include "launch/options/options.h"
+#include "launch/reports/generations.h"
+
+namespace sirtaki::launch {
+
+// One thread uses it.
+class JobNews {
+ public:
+  JobNews(const LaunchOptions& options, const core::EnvironmentView& env, const JobOutput& output)
+      : output_(output), history_(options, env) {}
+
+  void Say(const std::string& text) const;  // a line of sirtakirun's
+  History& history() { return history_; }
+
+  // The course of a generation: it is decided, all have joined it, all have its state, a member leaves
+  // it because it has failed, it is over.
+  void TellDecided(int generation, const std::vector<Generation::Member>& members,
+                   core::TimePoint now);
+  void TellJoined(int generation, core::TimePoint now);
+  void TellTrains(int generation, WorkerId with_state_of, core::TimePoint now);
+  void NoteFailure(core::TimePoint now);
+  void TellOver(int generation, const std::string& why, core::TimePoint now);
+
+  // A worker is gone in the time of this generation.
+  void TellLeft(int generation, const Generation::Member& worker, const std::string& how,
+                core::TimePoint now);
+
+  // The text says what its program has thrown or raised, if its last words tell. `code`: what a job ends
+  // with by it.
+  std::string HowItEnded(const Generation::Member& worker, const EndMessage& end, int* code) const;
+
+  // Nothing waits in silence: a line tells for what, and again when that changes, and each minute.
+  void TellWaits(const Membership::Wait& wait, const std::vector<Membership::LeftOut>& hosts,
+                 core::TimePoint now);
+  core::TimePoint NextTime() const { return tell_wait_at_; }  // max: nothing waits
+
+ private:
+  const JobOutput& output_;
+  History history_;
+  core::TimePoint decided_at_{};
+  core::TimePoint joined_at_{};
+  core::TimePoint over_at_ = core::TimePoint::max();  // the generation before; max: it goes on
+  int told_over_ = 0;                                 // the generation that was told to be over
+  std::string waits_for_;                             // at the last turn
+  core::TimePoint tell_wait_at_ = core::TimePoint::max();
+};
+
+}  // namespace sirtaki::launch
