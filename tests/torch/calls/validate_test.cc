@@ -77,9 +77,9 @@ TEST(ValidateTest, ANumberHasNoRows) {
     EXPECT_THAT(Why({.kind = kind, .root = root, .shape = {}}, {.rank = 1, .dimensions = 0}),
                 HasSubstr("along their first dimension, and this one has none"));
   }
-  // The other ranks scatter nothing.
-  EXPECT_EQ(Why({.kind = OpKind::kScatter, .root = 1, .shape = {}}, {.rank = 0, .dimensions = 0}),
-            "");
+  // The other ranks scatter nothing, and give the shape of a row all the same.
+  EXPECT_THAT(Why({.kind = OpKind::kScatter, .root = 1, .shape = {}}, {.rank = 0, .dimensions = 0}),
+              HasSubstr("along their first dimension, and this one has none"));
   EXPECT_EQ(Why({.kind = OpKind::kReduce, .root = 1, .shape = {}}, {.rank = 1, .dimensions = 0}),
             "");
 }
