@@ -183,8 +183,8 @@ void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string
     const std::vector<std::shared_ptr<MessagePair>> all = Pairs();
     for (const auto& pair : all) pair->Stop();
     if (all.empty()) return;
-    // As the lane of a device does: a thread of ours waits for the abort, another one leaves it to the
-    // pairs' threads, which a call of NCCL may keep.
+    // A thread of ours waits for the abort, as in a device's lane; another one leaves it to the pairs'
+    // threads, which a call of NCCL may keep.
     if (tensor) {
       options.pairs.communicators->AbortAll(options.pairs.device);
     } else {

@@ -22,9 +22,7 @@ clean_up() {
     kill $(cat "/proc/$process/task/$process/children" 2>/dev/null) 2>/dev/null || true
   done
   sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$runs"/* | while read -r process; do
-    if [ "$(cat "/proc/$process/comm" 2>/dev/null)" = $program ]; then
-      kill -KILL "$process" 2>/dev/null || true
-    fi
+    is_gone "$process" || kill -KILL "$process" 2>/dev/null || true
   done
   rm -rf "$runs"
 }
@@ -71,7 +69,8 @@ lost() {
   wait "$process" || exit 1
 }
 
-is_gone() { [ "$(cat "/proc/$1/comm" 2>/dev/null)" != $program ]; }
+# The kernel keeps 15 letters of a program's name.
+is_gone() { [ "$(cat "/proc/$1/comm" 2>/dev/null)" != "${program:0:15}" ]; }
 
 # losing_each AT_ONCE RANKS CHECK [OPTION...]: loses a rank in each of ${runs_of[@]}, the words of which are WHAT and, last,
 # VICTIM; so many at once. CHECK VICTIM looks at the output of one that is over.

@@ -2,7 +2,7 @@
 // else, until some kill themselves while copies are exchanged. sirtakirun starts no others in their place.
 //
 //   keep     rank 1 of the first generation as the ranks give their shards to partners
-//   receive  so, too, and then the last rank of the second generation as shards are given to all
+//   receive  rank 1 as in `keep`, and then the last rank of the second generation as shards are given to all
 //
 // Each rank prints "rank R is process P" in each generation, and "rank R of N goes on from PLACE of M ranks"
 // when it has the shards that the M ranks had at that place, to the byte. Exit code 0: so it was, and the

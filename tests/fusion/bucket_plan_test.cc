@@ -16,7 +16,7 @@ namespace {
 using core::DType;
 using Buckets = std::vector<std::vector<std::size_t>>;
 
-// A gradient of so many bytes, in elements of the type.
+// A gradient of that many bytes, in elements of the type.
 core::Signature Gradient(std::int64_t bytes, DType dtype = DType::kF32,
                          core::DeviceKind device = core::DeviceKind::kHost,
                          std::uint32_t slot = 0) {

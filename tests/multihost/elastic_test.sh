@@ -23,12 +23,22 @@ chmod +x "$hosts_state/find.sh"
 list() { printf '%s\n' "$@" >"$hosts_state/list.new" && mv "$hosts_state/list.new" "$hosts_state/list"; }
 list h1:2
 
-on_host 1 "$sirtakirun" --host-discovery-script "$hosts_state/find.sh" --blacklist-cooldown-range 1,2 \
-  --ping-interval 0.5s --peer-timeout 2s --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 \
-  "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &
-job=$!
+# begin FLAG...: an elastic job in the background. end_well: ends it.
+begin() {
+  rm -f "$hosts_state/enough"
+  mark=0
+  on_host 1 "$sirtakirun" --elastic "$@" --flight-records "$hosts_state/records" --ssh-args "-F $hosts_state/ssh_config" \
+    --network-interfaces veth0 "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &
+  job=$!
+}
+end_well() {
+  local code=0
+  touch "$hosts_state/enough"
+  wait "$job" || code=$?
+  [ "$code" = 0 ] || fail "exit code $code"
+}
+begin --host-discovery-script "$hosts_state/find.sh" --blacklist-cooldown-range 1,2 --ping-interval 0.5s --peer-timeout 2s
 
-mark=0
 # comes PATTERN: waits for a line behind the last one that came; prints it.
 comes() {
   local pattern=$1
@@ -87,38 +97,23 @@ comes 'begins . 4 '
 comes 'epoch [0-9]+ 4'
 
 echo "--- the training ends well"
-touch "$hosts_state/enough"
-code=0
-wait "$job" || code=$?
-[ "$code" = 0 ] || fail "exit code $code"
+end_well
 [ "$(grep -cE '^\[[0-9]+\] ends . 4 ' "$output")" = 4 ] || fail "not 4 ranks have ended"
 [ "$(sed -nE 's/^\[[0-9]+\] ends . //p' "$output" | sort -u | wc -l)" = 1 ] || fail 'the ranks differ'
 
 echo "--- two hosts do not reach each other, and sirtakirun reaches both: one of them goes on"
-rm "$hosts_state/enough"
-on_host 1 "$sirtakirun" --elastic -H h2:1,h3:1 --blacklist-cooldown-range 100,100 --start-timeout 3 --ping-interval 0.5s \
-  --peer-timeout 2s --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 \
-  "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &
-job=$!
-mark=0
+begin -H h2:1,h3:1 --blacklist-cooldown-range 100,100 --start-timeout 3 --ping-interval 0.5s --peer-timeout 2s
 comes 'epoch [0-9]+ 2'
 for host in 2 3; do on_host "$host" ip route add blackhole "10.77.0.$((5 - host))/32"; done
 comes 'is ended: no group begins with it: its host and host h[23] do not reach each other'
 comes 'generation [0-9]+: 1 rank'
 comes 'begins . 1 '
 comes 'host h[23] gets no worker for [0-9]+ s more: workers have failed there'
-touch "$hosts_state/enough"
-code=0
-wait "$job" || code=$?
-[ "$code" = 0 ] || fail "exit code $code"
+end_well
 for host in 2 3; do on_host "$host" ip route del blackhole "10.77.0.$((5 - host))/32"; done
 
 echo "--- sirtakirun is killed: all of it ends"
-rm "$hosts_state/enough"
-on_host 1 "$sirtakirun" --elastic -H h1:1,h2:1 --ssh-args "-F $hosts_state/ssh_config" --network-interfaces veth0 \
-  "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &
-job=$!
-mark=0
+begin -H h1:1,h2:1
 comes 'epoch [0-9]+ 2'
 # shellcheck disable=SC2016  # there
 on_host 1 sh -c 'kill -KILL $(pgrep -f "[s]irtakirun --elastic")'

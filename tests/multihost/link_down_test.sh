@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A network that is gone while two hosts reduce together over TCP, and no launcher that tells of it: all ranks of both hosts
 # name a rank of the other host, within peer_timeout and the time that a busy machine needs. Then the link between two of three
-# hosts, neither of which has rank 0: all ranks name both hosts. SIRTAKI_TEST_MORE: that time, in milliseconds.
+# hosts is cut, neither of which has rank 0: all ranks name both hosts. SIRTAKI_TEST_MORE: that time, in milliseconds.
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"

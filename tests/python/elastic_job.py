@@ -246,8 +246,6 @@ def fails(start):
 
 def the_one_that_fails_is_named(start):
     """A worker raises, or ends early: it is named, and not the others, which notice."""
-    if not start.is_python:
-        return
     job = start("-np", "3", arguments=["last fails"])
     at, found = job.wait_for(r"generation 1 is over: worker (\d+) on host ")
     assert found[1] == "2", found.string
@@ -488,6 +486,7 @@ def on_hosts(start, modes=("",)):
         job.check_losses(start.program)
 
 
+IN_PYTHON_ALONE = [the_one_that_fails_is_named]
 LONG = [many_faults, many_faults_between_commits, many_generations]
 CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early_calls, fails, the_one_that_fails_is_named,
          shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand,
@@ -497,11 +496,15 @@ CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early
 ON_HOSTS = [on_hosts, shards_on_hosts]
 
 
+def is_python(program):
+    return pathlib.Path(program).name.startswith("python")
+
+
 class Start:
     """Starts jobs of a case."""
 
     def __init__(self, sirtakirun, program, place):
-        self.is_python = pathlib.Path(program).name.startswith("python")
+        self.is_python = is_python(program)
         self.program = [program, str(pathlib.Path(__file__).with_name("elastic_program.py"))] if self.is_python else [program]
         self.hosts = Hosts(os.environ["ELASTIC_HOSTS"]) if "ELASTIC_HOSTS" in os.environ else None
         self._around = [*(self.hosts.enter("h1") if self.hosts else []), sirtakirun, "--elastic"]
@@ -510,13 +513,15 @@ class Start:
 
     def __call__(self, *flags, arguments=()):
         folder = tempfile.mkdtemp(dir=self.place)
-        self.jobs.append(Job([*self._around, *flags, *self.program], folder, *arguments))
+        self.jobs.append(Job([*self._around, "--flight-records", folder, *flags, *self.program], folder, *arguments))
         return self.jobs[-1]
 
 
 def main(sirtakirun, program, *names):
     state = os.environ.get("ELASTIC_HOSTS")
     cases = [case for case in (ON_HOSTS if state else CASES) if not names or case.__name__ in names]
+    if not is_python(program):
+        cases = [case for case in cases if case not in IN_PYTHON_ALONE]
     if not (FULL or names or state):  # one of the long ones
         left_out = random.SystemRandom().sample(LONG, len(LONG) - 1)
         cases = [case for case in cases if case not in left_out]

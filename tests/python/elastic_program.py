@@ -22,7 +22,8 @@ SAMPLES = 60
 BATCH = 2
 STEPS_OF_COMMIT = 10  # where step() is called after each
 STEPS_OF_COPY = 4  # of shards
-LINGERS = 600.0  # after an error that ends the job: until then others could come in the place of those that have ended
+# Rank 0 stays this long after an error that ends the job: sirtakirun has to end it, and starts nobody meanwhile.
+LINGERS = 600.0
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
 

@@ -31,7 +31,8 @@ namespace {
 
 constexpr std::int64_t kSamples = 60;
 constexpr std::size_t kBatch = 2;
-// After an error that ends the job: until then others could come in the place of those that have ended.
+// Rank 0 stays this long after an error that ends the job: sirtakirun has to end it, and starts nobody
+// meanwhile.
 constexpr auto kLingers = std::chrono::minutes(10);
 constexpr auto kPause =
     std::chrono::milliseconds(10);           // between steps: some are left when a change comes

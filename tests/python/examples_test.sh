@@ -79,7 +79,7 @@ digits_elastic() {
   # shellcheck disable=SC2016  # the shell around the program
   {
     code=0
-    timeout 280 "$sirtakirun" --elastic -np 3 bash -c 'echo "pid $$"; exec "$@"' bash "${python[@]}" "$top/examples/python/train_digits.py" \
+    timeout 280 "$sirtakirun" --elastic --flight-records "$scratch/records" -np 3 bash -c 'echo "pid $$"; exec "$@"' bash "${python[@]}" "$top/examples/python/train_digits.py" \
       --epochs 8 2>&1 </dev/null || code=$?
     echo "exit code $code"
   } | while IFS= read -r line; do
@@ -94,7 +94,7 @@ digits_elastic() {
     "parameters identical on all ranks"
   awk '/test accuracy:/ { good = $(NF - 1) >= 90 } END { exit !good }' "$scratch/output" || fail "train_digits in an elastic job: it does not learn"
   code=0
-  timeout 280 "$sirtakirun" --elastic -np 2 "${python[@]}" "$top/examples/python/train_digits.py" --checkpoint "$scratch/no" \
+  timeout 280 "$sirtakirun" --elastic --flight-records "$scratch/records" -np 2 "${python[@]}" "$top/examples/python/train_digits.py" --checkpoint "$scratch/no" \
     >"$scratch/output" 2>&1 </dev/null || code=$?
   expect 2 "a checkpoint in an elastic job" "an elastic job takes no --checkpoint"
 }

@@ -89,7 +89,7 @@ def test_a_parameter_of_another_shape_is_refused():
     model = pipeline()
     layer = next(model.children())
     layer.bias = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
-    with pytest.raises(ValueError, match="make the pipeline anew"):
+    with pytest.raises(ValueError, match="make the pipeline again"):
         model.clip_grad_norm_(torch.optim.SGD(model.parameters(), 0.1), 1.0)
 
 

@@ -52,7 +52,7 @@ class MessageRank {
     EXPECT_TRUE(Finish(send).ok());
   }
 
-  // Until the message has ended, and on a GPU has come there.
+  // Steps until the message has ended, and its tensor is there.
   core::Status Finish(const core::WorkPtr& work) {
     const core::TimePoint limit = core::Clock::now() + std::chrono::seconds(30);
     while (!work->handle->done()) {
@@ -125,6 +125,27 @@ class MessageRanksTest : public ::testing::Test {
       body(self, rank);
       EXPECT_TRUE(self.device().failure().ok()) << self.device().failure().ToString();
     });
+  }
+
+  // Rank 0 sends three messages, the second of which rank 1 expects in another shape.
+  static void ExpectMismatchOfTheSecond(MessageRank& self, int rank, std::int64_t count) {
+    if (rank == 0) {
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(self.Finish(self.Send(1, 3, Of(count + i, i))).ok());
+      return;
+    }
+    std::vector<core::WorkPtr> taken;
+    for (const int more : {0, 9, 2}) taken.push_back(self.Receive(0, 3, count + more));
+    const core::Status status = self.Finish(taken[1]);
+    EXPECT_EQ(status.code(), core::StatusCode::kMismatch);
+    EXPECT_EQ(status.message(), "receive from rank 0, tag 3: expected int32 [" +
+                                    std::to_string(count + 9) + "], rank 0 sent int32 [" +
+                                    std::to_string(count + 1) + "]");
+    EXPECT_EQ(MessageRank::Held(taken[1]), Of(count + 9, -1));
+    for (const int i : {0, 2}) {
+      const core::WorkPtr& other = taken[static_cast<std::size_t>(i)];
+      EXPECT_TRUE(self.Finish(other).ok());
+      EXPECT_EQ(MessageRank::Held(other), Of(count + i, i));
+    }
   }
 
   FakeGpus gpus_;

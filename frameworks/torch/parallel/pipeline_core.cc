@@ -64,7 +64,7 @@ class PipelineCore::Impl {
         RefuseUse("the parameter " + core::Quoted(name) + " of the pipeline " +
                   core::Quoted(options_.name()) + " is " + TypeAndShape(now) +
                   " now, in place of " + core::Quoted(parameters_[i].first) + ", " +
-                  TypeAndShape(before) + "; make the pipeline anew");
+                  TypeAndShape(before) + "; make the pipeline again");
       }
       if (now.is_same(before)) continue;
       ties_.Replace(before, now);

@@ -135,7 +135,8 @@ TEST_F(GpuCollectivesTest, MessagesGoAroundARing) {
   }
 }
 
-// The first go through the host; once the ranks have come to a pair, the others go by NCCL. What a rank
+// The first go through the host, the others by NCCL once the ranks have come to a pair, which is not seen
+// here. What a rank
 // sends on is made of what it has received, in the current stream, and tags are posted in opposite
 // orders.
 TEST_F(GpuCollectivesTest, LargeMessagesGoAroundARingInBothDirections) {

@@ -12,7 +12,6 @@
 #include <map>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,8 +26,8 @@ using core::Status;
 using core::StatusCode;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
-using tests::FakeGpus;
 using tests::Of;
 using Place = tests::MessagePlace;
 using Rank = tests::MessageRank;
@@ -41,10 +40,11 @@ constexpr int kVerdictTag = 78;
 class NcclMessagePairTest : public tests::MessageRanksTest {
  protected:
   using Change = std::function<void(int rank, LanesOptions&)>;
+  static void TakeLarge(LanesOptions& options) { options.least_direct_bytes = 4 * kLargeCount; }
   void RunPairs(int size, const std::function<void(Rank& self, int rank)>& body,
                 const Change& change = nullptr) {
     RunRanks(size, body, [&change](int rank, LanesOptions& options) {
-      options.least_direct_bytes = 4 * kLargeCount;
+      TakeLarge(options);
       if (change) change(rank, options);
     });
   }
@@ -72,6 +72,18 @@ class NcclMessagePairTest : public tests::MessageRanksTest {
       }
     }
     return is_made;
+  }
+
+  // Makes the pair of ranks 0 and 1, and launches a message by it that waits on the sender's device.
+  core::WorkPtr LaunchBehindGate(Rank& self, int rank, std::barrier<>& both,
+                                 const std::atomic<bool>& open, int tag = 0) {
+    EXPECT_TRUE(MakePair(self, rank, 0, 1));
+    both.arrive_and_wait();
+    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
+    core::WorkPtr message =
+        rank == 0 ? self.Send(1, tag, Of(kLargeCount, 5)) : self.Receive(0, tag, kLargeCount);
+    while (!message->handle->done()) self.Step();
+    return message;
   }
 };
 
@@ -145,12 +157,7 @@ TEST_F(NcclMessagePairTest, AreDoneWhenTheyAreLaunched) {
   std::atomic<bool> open{false};
   std::barrier both(2);
   RunPairs(2, [&](Rank& self, int rank) {
-    ASSERT_TRUE(MakePair(self, rank, 0, 1));
-    both.arrive_and_wait();
-    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
-    const core::WorkPtr message =
-        rank == 0 ? self.Send(1, 0, Of(kLargeCount, 5)) : self.Receive(0, 0, kLargeCount);
-    while (!message->handle->done()) self.Step();
+    const core::WorkPtr message = LaunchBehindGate(self, rank, both, open);
     EXPECT_TRUE(message->handle->status().ok());
     gpus_.RunDevices();
     if (rank == 1) {
@@ -169,12 +176,7 @@ TEST_F(NcclMessagePairTest, TheEndOfASessionWaitsForWhatIsLaunched) {
   std::atomic<bool> open{false};
   std::barrier both(2);
   RunPairs(2, [&](Rank& self, int rank) {
-    ASSERT_TRUE(MakePair(self, rank, 0, 1));
-    both.arrive_and_wait();
-    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
-    const core::WorkPtr message =
-        rank == 0 ? self.Send(1, 0, Of(kLargeCount, 5)) : self.Receive(0, 0, kLargeCount);
-    while (!message->handle->done()) self.Step();
+    const core::WorkPtr message = LaunchBehindGate(self, rank, both, open);
     self.StepToEnd();
     both.arrive_and_wait();
     open = true;
@@ -242,24 +244,7 @@ TEST_F(NcclMessagePairTest, AReceiverOnTheHostTakesThemThere) {
 TEST_F(NcclMessagePairTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
   RunPairs(2, [&](Rank& self, int rank) {
     ASSERT_TRUE(MakePair(self, rank, 0, 1));
-    if (rank == 0) {
-      for (const int count : {70, 80, 90}) {
-        EXPECT_TRUE(self.Finish(self.Send(1, 3, Of(count, count))).ok());
-      }
-      return;
-    }
-    const core::WorkPtr first = self.Receive(0, 3, 70);
-    const core::WorkPtr second = self.Receive(0, 3, 81);
-    const core::WorkPtr third = self.Receive(0, 3, 90);
-    const Status status = self.Finish(second);
-    EXPECT_EQ(status.code(), StatusCode::kMismatch);
-    EXPECT_EQ(status.message(),
-              "receive from rank 0, tag 3: expected int32 [81], rank 0 sent int32 [80]");
-    EXPECT_TRUE(self.Finish(first).ok());
-    EXPECT_TRUE(self.Finish(third).ok());
-    EXPECT_EQ(Rank::Held(first), Of(70, 70));
-    EXPECT_EQ(Rank::Held(second), Of(81, -1));
-    EXPECT_EQ(Rank::Held(third), Of(90, 90));
+    ExpectMismatchOfTheSecond(self, rank, 70);
   });
 }
 
@@ -292,8 +277,7 @@ TEST_F(NcclMessagePairTest, WhatOneSideCannotDoNeitherDoes) {
   }
 }
 
-// One side cannot make the communicator, and the other one waits for it as long as for any call of NCCL,
-// beside the messages.
+// One side cannot make the communicator, and the messages do not wait for it.
 class NcclMessagePairRefusedTest : public NcclMessagePairTest,
                                    public ::testing::WithParamInterface<const char*> {};
 
@@ -302,6 +286,7 @@ TEST_P(NcclMessagePairRefusedTest, ACommunicatorThatOneSideCannotMakeIsNotMade) 
   RunPairs(
       2, [&](Rank& self, int rank) { EXPECT_FALSE(MakePair(self, rank, 0, 1, 40)); },
       [](int, LanesOptions& options) { options.nccl_limit = std::chrono::milliseconds(50); });
+  EXPECT_THAT(gpus_.calls(GetParam()), Not(IsEmpty()));
   EXPECT_EQ(gpus_.live_communicators(), 0);
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
@@ -314,13 +299,8 @@ TEST_F(NcclMessagePairTest, AbandonEndsThemOnTheDevice) {
   std::atomic<bool> open{false};
   std::barrier both(2);
   RunPairs(2, [&](Rank& self, int rank) {
-    ASSERT_TRUE(MakePair(self, rank, 0, 1));
-    both.arrive_and_wait();
     // The sender's rank is lost before its part has begun.
-    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
-    const core::WorkPtr message =
-        rank == 0 ? self.Send(1, 0, Of(kLargeCount, 5)) : self.Receive(0, 0, kLargeCount);
-    while (!message->handle->done()) self.Step();
+    const core::WorkPtr message = LaunchBehindGate(self, rank, both, open);
     const core::WorkPtr waiting =
         rank == 0 ? self.Send(1, 1, Of(kLargeCount, 5)) : self.Receive(0, 2, kLargeCount);
     both.arrive_and_wait();
@@ -347,14 +327,8 @@ TEST_F(NcclMessagePairTest, AnErrorOnTheWayIsTheGroupsFault) {
   std::barrier both(2);
   InprocWorld world(2);
   tests::RankThreads::Run(2, [&](int rank) {
-    Rank self(gpus_, world, rank,
-              [](LanesOptions& options) { options.least_direct_bytes = 4 * kLargeCount; });
-    ASSERT_TRUE(MakePair(self, rank, 0, 1));
-    both.arrive_and_wait();
-    if (rank == 0) gpus_.PutGate(self.device().producer(), open);
-    const core::WorkPtr message =
-        rank == 0 ? self.Send(1, 6, Of(kLargeCount, 5)) : self.Receive(0, 6, kLargeCount);
-    while (!message->handle->done()) self.Step();
+    Rank self(gpus_, world, rank, TakeLarge);
+    const core::WorkPtr message = LaunchBehindGate(self, rank, both, open, 6);
     both.arrive_and_wait();
     if (rank == 1) {
       gpus_.SetAsyncError(1, nccl::Result::kRemoteError);
@@ -380,8 +354,7 @@ TEST_F(NcclMessagePairTest, AFailureOfTheLaunchIsTheGroupsFault) {
     std::barrier both(2);
     InprocWorld world(2);
     tests::RankThreads::Run(2, [&, function = function, error = error](int rank) {
-      Rank self(gpus_, world, rank,
-                [](LanesOptions& options) { options.least_direct_bytes = 4 * kLargeCount; });
+      Rank self(gpus_, world, rank, TakeLarge);
       ASSERT_TRUE(MakePair(self, rank, 0, 1));
       both.arrive_and_wait();
       core::WorkPtr message;

@@ -6,14 +6,11 @@
 #include <atomic>
 #include <barrier>
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/support/message_rank.h"
-#include "tests/support/rank_threads.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -24,10 +21,7 @@ using core::Status;
 using core::StatusCode;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
-using tests::FakeGpus;
 using tests::OnDevice;
-using tests::RankThreads;
 
 using tests::Of;
 using Place = tests::MessagePlace;
@@ -180,26 +174,7 @@ TEST_F(NcclP2pTest, DoNotWaitForCollectives) {
 }
 
 TEST_F(NcclP2pTest, AnotherShapeIsAMismatchOfTheReceiveAlone) {
-  RunRanks(2, [](Rank& self, int rank) {
-    if (rank == 1) {
-      for (const int count : {2, 5, 3}) {
-        EXPECT_TRUE(self.Finish(self.Send(0, 3, Of(count, count))).ok());
-      }
-      return;
-    }
-    const core::WorkPtr first = self.Receive(1, 3, 2);
-    const core::WorkPtr second = self.Receive(1, 3, 4);
-    const core::WorkPtr third = self.Receive(1, 3, 3);
-    const Status status = self.Finish(second);
-    EXPECT_EQ(status.code(), StatusCode::kMismatch);
-    EXPECT_EQ(status.message(),
-              "receive from rank 1, tag 3: expected int32 [4], rank 1 sent int32 [5]");
-    EXPECT_EQ(Rank::Held(second), Of(4, -1));
-    EXPECT_TRUE(self.Finish(first).ok());
-    EXPECT_TRUE(self.Finish(third).ok());
-    EXPECT_EQ(Rank::Held(first), Of(2, 2));
-    EXPECT_EQ(Rank::Held(third), Of(3, 3));
-  });
+  RunRanks(2, [](Rank& self, int rank) { ExpectMismatchOfTheSecond(self, rank, 2); });
 }
 
 TEST_F(NcclP2pTest, PinnedMemoryServesAgain) {

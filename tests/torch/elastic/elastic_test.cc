@@ -180,7 +180,9 @@ TEST(ElasticStateTest, SyncMakesNoMoreCallsForMoreParts) {
       return metrics().calls - before;
     };
     State of_two = State().model(*training.net).value("steps", training.steps);
-    EXPECT_EQ(calls_of(training.MakeState()), calls_of(of_two));
+    const std::int64_t few = calls_of(of_two);
+    EXPECT_GT(few, 0);
+    EXPECT_EQ(calls_of(training.MakeState()), few);
   });
 }
 

@@ -94,7 +94,7 @@ TEST(ShardCopiesTest, ShardsHaveNumbersByHostWhereHostsAreAlike) {
   EXPECT_THAT(NumbersByHost({0, 0}), ElementsAre());
 }
 
-// As by ShardOver::Host.
+// These shards look as those of ShardOver::Host do.
 ShardCopies::Shards OnEachHost(const std::string& text) {
   return {ShardCopies::kOfEachHost + text};
 }

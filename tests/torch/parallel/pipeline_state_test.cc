@@ -86,7 +86,7 @@ void TrainPipeline(Pipeline& pipeline, torch::optim::Optimizer& optimizer, int f
 
 PipelineOptions InParts() { return PipelineOptions().micro_batches(kParts); }
 
-// What is in a file, of which tests need none.
+// The bytes that a program would write into its two files.
 struct SavedState {
   std::string model;
   std::string optimizer;
@@ -123,7 +123,14 @@ void ExpectEqualModules(const torch::nn::Module& found, const torch::nn::Module&
   compare(found.named_buffers(), expected.named_buffers());
 }
 
-// Goes on from the state in a pipeline of so many ranks, and gives what rank `root` saves.
+void ExpectCloseModules(const torch::nn::Module& found, const torch::nn::Module& expected) {
+  for (const auto& item : found.named_parameters()) {
+    EXPECT_TRUE(torch::allclose(item.value(), expected.named_parameters()[item.key()], 1e-5, 1e-6))
+        << item.key();
+  }
+}
+
+// Goes on from the state in a pipeline of that many ranks, and gives what rank `root` saves.
 SavedState ThroughPipeline(const SavedState& state, int ranks, int root, int first, int end) {
   SavedState saved;
   RunTorchRanks(ranks, [&](int rank) {
@@ -191,22 +198,14 @@ TEST(PipelineStateTest, ShardsOfCopiesAreMadeWholeAndTrainingGoesOn) {
     pipeline.save_full_optimizer(adam, state);
     if (rank == 0) saved = {BytesOf(model), BytesOf(state)};
     TrainPipeline(pipeline, adam, 2, 3);  // both copies have the same batches
-    for (const auto& parameter : pipeline.named_parameters()) {
-      EXPECT_TRUE(torch::allclose(parameter.value(), reference->named_parameters()[parameter.key()],
-                                  1e-5, 1e-6))
-          << parameter.key();
-    }
+    ExpectCloseModules(pipeline, *reference);
     // Into an optimizer that has shards of another state.
     auto model_again = ArchiveOf(BytesOf(model));
     pipeline.load_full(model_again);
     auto state_again = ArchiveOf(BytesOf(state));
     pipeline.load_full_optimizer(adam, state_again);
     TrainPipeline(pipeline, adam, 2, 3);
-    for (const auto& parameter : pipeline.named_parameters()) {
-      EXPECT_TRUE(torch::allclose(parameter.value(), reference->named_parameters()[parameter.key()],
-                                  1e-5, 1e-6))
-          << parameter.key() << ", loaded";
-    }
+    ExpectCloseModules(pipeline, *reference);
   });
   torch::nn::Sequential net = StateNet(5);
   torch::optim::Adam adam = TwoGroups(*net);
@@ -215,11 +214,7 @@ TEST(PipelineStateTest, ShardsOfCopiesAreMadeWholeAndTrainingGoesOn) {
   auto state = ArchiveOf(saved.optimizer);
   adam.load(state);
   TrainUnsplit(net, adam, 2, 3);
-  for (const auto& parameter : net->named_parameters()) {
-    EXPECT_TRUE(torch::allclose(parameter.value(), reference->named_parameters()[parameter.key()],
-                                1e-5, 1e-6))
-        << parameter.key();
-  }
+  ExpectCloseModules(*net, *reference);
 }
 
 TEST(PipelineStateTest, TheStateOfATiedParameterGoesToAllItsStages) {
@@ -250,11 +245,9 @@ TEST(PipelineStateTest, TheStateOfATiedParameterGoesToAllItsStages) {
 }
 
 TEST(PipelineStateTest, WhatDoesNotFitIsToldOnAllRanks) {
-  const torch::nn::Sequential reference = StateNet(0);
-  torch::optim::Adam small(std::vector<torch::Tensor>{reference->parameters()[0]},
-                           torch::optim::AdamOptions(0.1));
-  small.zero_grad();
-  const SavedState state = StateOfUnsplit(torch::nn::Sequential(torch::nn::Linear(5, 5)), small);
+  const torch::nn::Sequential one(torch::nn::Linear(5, 5));
+  torch::optim::Adam small({one->parameters()[0]}, torch::optim::AdamOptions(0.1));
+  const SavedState state = StateOfUnsplit(one, small);
   RunTorchRanks(2, [&](int rank) {
     Pipeline pipeline(StateNet(9), torch::nn::MSELoss(), InParts());
     const auto fails = [&](ErrorCode code, torch::optim::Optimizer& optimizer) {
