@@ -60,8 +60,8 @@ def parse_settings():
     if settings.powersgd and settings.compression != "none":
         parser.error("--powersgd compresses itself: leave out --compression")
     if hvd.elastic.is_elastic() and (settings.checkpoint or settings.powersgd or settings.stop_after
-                                     or settings.device != "cpu"):
-        parser.error("an elastic job takes no --checkpoint, --powersgd, --stop-after, and no --device but cpu")
+                                     or settings.device != "cpu" or settings.uneven != "drop"):
+        parser.error("an elastic job takes no --checkpoint, --powersgd, --stop-after, --uneven pad, and no --device but cpu")
     return settings
 
 
@@ -115,6 +115,10 @@ class Net(nn.Module):
         x = F.relu(self.conv1(x))
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         return self.output(F.relu(self.hidden(x.flatten(1))))
+
+
+def compression_of(settings):
+    return {"none": hvd.Compression.none, "f16": hvd.Compression.fp16, "bf16": hvd.Compression.bf16}[settings.compression]
 
 
 def make_optimizer(settings, parameters, lr):
@@ -176,10 +180,9 @@ def train(settings):
     rising = min(2, settings.epochs) * steps
     start = rising if settings.powersgd_start is None else settings.powersgd_start
     hook = PowerSGD(settings.powersgd, start, settings.seed) if settings.powersgd else None
-    compression = {"none": hvd.Compression.none, "f16": hvd.Compression.fp16, "bf16": hvd.Compression.bf16}
     optimizer = hvd.DistributedOptimizer(make_optimizer(settings, net.parameters(), lr),
                                          named_parameters=net.named_parameters(),
-                                         compression=compression[settings.compression], communication_hook=hook,
+                                         compression=compression_of(settings), communication_hook=hook,
                                          backward_passes_per_step=settings.accumulate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, warmup_cosine(rising, (settings.epochs + 1) * steps, hvd.size()))
@@ -237,10 +240,11 @@ def train_elastic(settings):
     elastic.run() does what Step 5 does."""
     training, test = split(read_samples(settings.data), settings.seed)
     images, classes = training
-    hvd.init()  # Step 1, behind all that can be done before: the others wait from here on.
     torch.manual_seed(settings.seed)
     net = Net()
+    hvd.init()  # Step 1, behind all that can be done before: the others wait from here on.
     optimizer = hvd.DistributedOptimizer(make_optimizer(settings, net.parameters(), 1.0), net.named_parameters(),
+                                         compression=compression_of(settings),
                                          backward_passes_per_step=settings.accumulate)
     sampler = hvd.elastic.ElasticSampler(classes, seed=settings.seed)
     state = hvd.elastic.TorchState(model=net, optimizer=optimizer, sampler=sampler, epoch=0, accuracy=0.0)

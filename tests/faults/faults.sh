@@ -21,7 +21,7 @@ clean_up() {
     # shellcheck disable=SC2046  # several
     kill $(cat "/proc/$process/task/$process/children" 2>/dev/null) 2>/dev/null || true
   done
-  sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' "$runs"/* | while read -r process; do
+  find "$runs" -maxdepth 1 -type f -exec sed -n 's/^rank [0-9]* is process \([0-9]*\)$/\1/p' {} + | while read -r process; do
     is_gone "$process" || kill -KILL "$process" 2>/dev/null || true
   done
   rm -rf "$runs"

@@ -582,6 +582,33 @@ def test_a_step_is_not_kept_with_an_optimizer_that_tells_of_none():
     assert state.at == 1
 
 
+class CannotTravel:
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        raise TypeError("on purpose")
+
+
+def test_a_state_that_cannot_be_given_is_an_error_on_all_ranks(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    state = hvd.elastic.TorchState(model=torch.nn.Linear(2, 2), value=CannotTravel())
+    with pytest.raises(TypeError if rank == 0 else ValueError, match="on purpose"):
+        hvd.elastic.run(lambda state: None)(state)
+    hvd.barrier()  # nobody waits elsewhere
+
+
+def test_ranks_with_other_tied_parameters_are_told_so(rank, size):
+    if size == 1:
+        pytest.skip("one rank")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    if rank == 0:
+        model[1].weight = model[0].weight
+    with pytest.raises(hvd.MismatchError, match="number of tensors of models"):
+        hvd.elastic.run(lambda state: None)(hvd.elastic.TorchState(model=model))
+
+
 def test_ranks_with_other_samples_or_names_are_told_so(rank, size):
     if size == 1:
         pytest.skip("one rank")

@@ -56,7 +56,8 @@ std::vector<std::string> Split(const std::string& text) {
 }
 
 // Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
-// their order. `name` must be free. `numbers`: this rank's, which goes with it; then those of all ranks.
+// their order. `name` must be free. `numbers` holds this rank's number and
+// receives those of all ranks.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
                                        const SessionSet& set, std::chrono::milliseconds timeout,
                                        std::vector<std::int64_t>* numbers = nullptr) {

@@ -20,12 +20,6 @@ struct TensorWork final : Base {
   CallStorages storages;
 };
 
-std::string ForText(const TensorCall& call) {
-  const std::string kind(core::OpKindName(call.kind));
-  if (call.name.empty()) return kind;
-  return kind + " for " + core::Key::Named(core::kWorldSet, call.name).ToString();
-}
-
 struct MadeWork {
   core::WorkPtr work;
   CallStorages* storages;
@@ -77,7 +71,7 @@ void GiveAllMemory(const TensorCall& call, const CallMembers& members, const Cal
 std::shared_ptr<PendingTensor> PendingTensor::Start(TensorCall&& call,
                                                     std::shared_ptr<SessionState> session) {
   ThrowIfError(session->Check());
-  if (IsEarlyCall(*session)) RefuseEarlyCall(ForText(call));
+  if (IsEarlyCall(*session)) RefuseEarlyCall(DescribeCall(call.kind, call.name));
   CheckName(call);
   const CallMembers members = MembersOf(call.process_set, session);
   const MadeWork made =

@@ -294,8 +294,7 @@ void RefuseEarlyCall(const std::string& what) {
       what +
       " came too early: in an elastic job collective calls belong into the function given to "
       "elastic.run(), in C++ elastic::run(): a worker that comes later would make them alone; "
-      "run() "
-      "itself gives all ranks the same parameters and optimizers' state");
+      "run() itself gives all ranks the same parameters and optimizers' state");
 }
 std::string ElasticChange() { return session::ElasticWorker::OfProcess().WhyChange(); }
 

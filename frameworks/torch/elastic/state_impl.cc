@@ -295,6 +295,13 @@ detail::ShardCopies::Boundary State::Impl::Agree(bool from_newest) {
       lines.push_back(part.name + ": " + line);
     }
   }
+  // Each is sent once: ranks that have tied others would wait for ever.
+  Tensors in_place;
+  for (const ElasticPart& part : parts) {
+    if (!part.in_place) continue;
+    for (const at::Tensor& tensor : part.in_place()) in_place.insert(tensor.unsafeGetTensorImpl());
+  }
+  lines.push_back(std::to_string(in_place.size()) + " tensors of models");
   const std::vector<std::int64_t> places =
       detail::AgreeAndGather("elastic::State", lines, place, detail::CurrentSession());
   if (from_newest && HasShards()) return copies.Agree(place);

@@ -26,7 +26,6 @@
 #include "sirtaki/detail/shard_copies.h"
 #include "sirtaki/objects.h"
 #include "sirtaki/optimizer.h"
-#include "sirtaki/session.h"
 
 namespace sirtaki::elastic {
 namespace {

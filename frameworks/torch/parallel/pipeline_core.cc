@@ -34,8 +34,6 @@ namespace {
 using parallel::At;
 using parallel::Tie;
 
-[[noreturn]] void RefuseUse(const std::string& why) { ThrowInvalid(why); }
-
 }  // namespace
 
 class PipelineCore::Impl {
@@ -50,24 +48,28 @@ class PipelineCore::Impl {
     Register();
   }
 
-  // Without a communication.
+  // Replaces this rank's parameters; the ranks do not communicate.
   void Replace(const NamedTensors& parameters) {
     if (parameters.size() != parameters_.size()) {
-      RefuseUse("the pipeline " + core::Quoted(options_.name()) + " has " +
-                std::to_string(parameters.size()) + " parameters now, and had " +
-                std::to_string(parameters_.size()) + " when it was made; make it anew");
+      ThrowInvalid("the pipeline " + core::Quoted(options_.name()) + " has " +
+                   std::to_string(parameters.size()) + " parameters now, and had " +
+                   std::to_string(parameters_.size()) + " when it was made; make it again");
     }
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto& [name, now] = parameters[i];
+      const auto& [known, before] = parameters_[i];
+      if (name == known && TypeAndShape(now) == TypeAndShape(before)) continue;
+      ThrowInvalid("the parameter " + core::Quoted(name) + " of the pipeline " +
+                   core::Quoted(options_.name()) + " is " + TypeAndShape(now) +
+                   " now, in place of " + core::Quoted(known) + ", " + TypeAndShape(before) +
+                   "; make the pipeline again");
+    }
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      const at::Tensor& now = parameters[i].second;
       at::Tensor& before = parameters_[i].second;
-      if (name != parameters_[i].first || TypeAndShape(now) != TypeAndShape(before)) {
-        RefuseUse("the parameter " + core::Quoted(name) + " of the pipeline " +
-                  core::Quoted(options_.name()) + " is " + TypeAndShape(now) +
-                  " now, in place of " + core::Quoted(parameters_[i].first) + ", " +
-                  TypeAndShape(before) + "; make the pipeline again");
-      }
       if (now.is_same(before)) continue;
       ties_.Replace(before, now);
+      run_.Replace(before, now);
       before = now;
     }
     Register();
@@ -106,7 +108,7 @@ class PipelineCore::Impl {
     const SessionScope scope(plan_.row().set.session);
     bool told = plan_.is_alone();
     try {
-      if (optimizers.empty()) RefuseUse("clip_grad_norm_ is given no optimizer");
+      if (optimizers.empty()) ThrowInvalid("clip_grad_norm_ is given no optimizer");
       for (torch::optim::Optimizer* optimizer : optimizers) CheckClip(*optimizer, norm_type);
       ClipWithOthers others;
       if (!ties_.empty()) {
@@ -174,13 +176,13 @@ class PipelineCore::Impl {
   }
   void CheckClip(torch::optim::Optimizer& optimizer, double norm_type) const {
     if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
-      RefuseUse(
+      ThrowInvalid(
           "LBFGS cannot train a pipeline: its step looks at all parameters at once, which no rank "
           "has; use an optimizer that works element by element");
     }
     if (!(norm_type > 0)) {
-      RefuseUse("clip_grad_norm_: norm_type is " + std::to_string(norm_type) +
-                "; in a pipeline it has to be above 0");
+      ThrowInvalid("clip_grad_norm_: norm_type is " + std::to_string(norm_type) +
+                   "; in a pipeline it has to be above 0");
     }
     GradientReducer* const reducer = ReducerOf(optimizer);
     if (reducer != nullptr && !ties_.empty() && reducer->gradient_shards().has_value()) {
@@ -190,10 +192,11 @@ class PipelineCore::Impl {
     }
   }
   void Register() {
+    if (plan_.is_alone()) return;
     std::set<const void*> known;
     for (const auto& [name, parameter] : parameters_) {
       known.insert(parameter.unsafeGetTensorImpl());
-      if (!plan_.is_alone()) MarkStage(parameter, stage_text_);
+      MarkStage(parameter, stage_text_);
     }
     plan_.row().set.session->pipelines().SetParameters(&plan_, plan_.row().set.process_set,
                                                        std::move(known));
@@ -211,7 +214,8 @@ class PipelineCore::Impl {
     try {
       for (const int stage : stages_) {
         made.push_back(make(stage));
-        if (!made.back().forward) RefuseUse("stage " + std::to_string(stage) + " has no function");
+        if (!made.back().forward)
+          ThrowInvalid("stage " + std::to_string(stage) + " has no function");
         for (const auto& parameter : made.back().parameters) parameters_.push_back(parameter);
       }
     } catch (...) {
@@ -271,7 +275,7 @@ class PipelineCore::Impl {
       if (gradient == nullptr || gradient->rule().of_steps()) continue;
       const GradientRule& rule = gradient->rule();
       if (!rule.at_backward && rule.passes == plan_.shape().micro_batches) continue;
-      RefuseUse(
+      ThrowInvalid(
           "the optimizer of " + core::Quoted(name) + " averages " +
           (rule.at_backward ? "at the end of each backward()" : "in step()") + " after " +
           std::to_string(rule.passes) + " backward passes, and the pipeline runs " +
@@ -379,9 +383,10 @@ bool PipelineCore::is_last() const {
 DistributedOptimizerOptions PipelineCore::optimizer_options() const {
   const PipelineOptions& options = impl_->options();
   if (!options.has_data_set) {
-    RefuseUse("the pipeline " + core::Quoted(options.name()) +
-              " has no copies to average over: give PipelineOptions a mesh with an axis \"data\", "
-              "or use the optimizer as it is");
+    ThrowInvalid(
+        "the pipeline " + core::Quoted(options.name()) +
+        " has no copies to average over: give PipelineOptions a mesh with an axis \"data\", "
+        "or use the optimizer as it is");
   }
   return DistributedOptimizerOptions()
       .process_set(options.data_set)

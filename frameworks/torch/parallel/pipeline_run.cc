@@ -60,8 +60,6 @@ at::Tensor InGraph(const at::Tensor& tensor, bool requires_grad,
   return input;
 }
 
-[[noreturn]] void RefuseBatch(const std::string& why) { ThrowInvalid(why); }
-
 // The names of the skip connections that begin at a stage, each once.
 std::vector<std::string> SkipNames(const std::vector<parallel::Edge>& edges) {
   std::vector<std::string> names;
@@ -156,6 +154,14 @@ PipelineRun::PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Sta
               .bubble = plan.facts().bubble}),
       messages_(plan, options.timeout(), trace_) {}
 
+void PipelineRun::Replace(const at::Tensor& before, const at::Tensor& now) {
+  for (auto& [number, stage] : stages_) {
+    for (auto& [name, parameter] : stage.parameters) {
+      if (parameter.is_same(before)) parameter = now;
+    }
+  }
+}
+
 void PipelineRun::Reset() {
   kept_.clear();
   activations_.clear();
@@ -176,7 +182,7 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
   outputs_.clear();
   if (training) most_kept_ = 0;
   if (training && c10::InferenceMode::is_enabled()) {
-    RefuseBatch(
+    ThrowInvalid(
         "train_batch() is called in inference mode, which has no gradients; leave that, or "
         "call evaluate_batch()");
   }
@@ -211,23 +217,23 @@ void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
   const std::int64_t count = plan_.shape().micro_batches;
   std::size_t number = 0;
   const std::string stage = StageText(plan_, what == "inputs" ? 0 : plan_.shape().stages - 1);
-  if (tensors.empty()) RefuseBatch(stage + " needs the " + what + " of the batch");
+  if (tensors.empty()) ThrowInvalid(stage + " needs the " + what + " of the batch");
   parts->assign(static_cast<std::size_t>(count), {});
   for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) RefuseBatch(stage + " needs the " + what + " of the batch");
+    if (!tensor.defined()) ThrowInvalid(stage + " needs the " + what + " of the batch");
     if (tensor.dim() == 0 || tensor.size(0) % count != 0 || tensor.size(0) == 0) {
-      RefuseBatch("the " + what + " of " + stage + " have " +
-                  (tensor.dim() == 0 ? "no" : std::to_string(tensor.size(0))) +
-                  " samples, which cannot be cut into " + std::to_string(count) +
-                  " micro-batches of one size; use a batch size that is a multiple of " +
-                  std::to_string(count) + ", and leave out a last batch that is smaller");
+      ThrowInvalid("the " + what + " of " + stage + " have " +
+                   (tensor.dim() == 0 ? "no" : std::to_string(tensor.size(0))) +
+                   " samples, which cannot be cut into " + std::to_string(count) +
+                   " micro-batches of one size; use a batch size that is a multiple of " +
+                   std::to_string(count) + ", and leave out a last batch that is smaller");
     }
     if (tensor.size(0) != tensors.front().size(0)) {
-      RefuseBatch("the " + what + " of " + stage + " differ in samples: " +
-                  std::to_string(tensors.front().size(0)) + " in tensor 0, " +
-                  std::to_string(tensor.size(0)) + " in tensor " + std::to_string(number) +
-                  "; all of them are cut along dimension 0, so give the stage itself what is not "
-                  "of the batch, as a buffer for instance");
+      ThrowInvalid("the " + what + " of " + stage + " differ in samples: " +
+                   std::to_string(tensors.front().size(0)) + " in tensor 0, " +
+                   std::to_string(tensor.size(0)) + " in tensor " + std::to_string(number) +
+                   "; all of them are cut along dimension 0, so give the stage itself what is not "
+                   "of the batch, as a buffer for instance");
     }
     ++number;
     const std::int64_t size = tensor.size(0) / count;
@@ -241,10 +247,10 @@ void PipelineRun::CutBatch(const Tensors& tensors, const std::string& what,
 void PipelineRun::CheckRows(std::int64_t of_targets) const {
   const std::int64_t of_inputs = messages_.rows();
   if (of_inputs == 0 || of_inputs == of_targets) return;
-  RefuseBatch("the batch has " + std::to_string(of_inputs) + " samples in the inputs of " +
-              StageText(plan_, 0) + ", and " + std::to_string(of_targets) + " in the targets of " +
-              StageText(plan_, plan_.shape().stages - 1) +
-              "; give both as many rows, and let the loss flatten them");
+  ThrowInvalid("the batch has " + std::to_string(of_inputs) + " samples in the inputs of " +
+               StageText(plan_, 0) + ", and " + std::to_string(of_targets) + " in the targets of " +
+               StageText(plan_, plan_.shape().stages - 1) +
+               "; give both as many rows, and let the loss flatten them");
 }
 
 double PipelineRun::MeanLoss() const {
@@ -298,11 +304,11 @@ PipelineRun::Tensors PipelineRun::Arriving(const Edge& edge, const Instruction& 
 PipelineRun::Tensors PipelineRun::TakeOver(const HandedOver& handed, const Instruction& to) const {
   for (std::size_t i = 0; i < handed.versions.size(); ++i) {
     if (VersionOf(handed.tensors[i]) == handed.versions[i]) continue;
-    RefuseBatch("tensor " + std::to_string(i) + " of micro-batch " +
-                std::to_string(to.micro_batch) + ", which a stage of rank " +
-                std::to_string(plan_.row().set.rank()) +
-                " has returned, was changed in place before " + StageText(plan_, to.stage) +
-                " took it; let the stage return a clone() of memory that it writes again");
+    ThrowInvalid("tensor " + std::to_string(i) + " of micro-batch " +
+                 std::to_string(to.micro_batch) + ", which a stage of rank " +
+                 std::to_string(plan_.row().set.rank()) +
+                 " has returned, was changed in place before " + StageText(plan_, to.stage) +
+                 " took it; let the stage return a clone() of memory that it writes again");
   }
   return handed.tensors;
 }
@@ -371,7 +377,7 @@ void PipelineRun::Forward(const Instruction& pass) {
 }
 
 void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept* kept) {
-  if (outputs.empty()) RefuseBatch(StageText(plan_, pass.stage) + " returns no tensor");
+  if (outputs.empty()) ThrowInvalid(StageText(plan_, pass.stage) + " returns no tensor");
   if (wants_outputs_) {
     Tensors detached;
     const std::vector<bool> held = HeldElsewhere(outputs);
@@ -384,11 +390,11 @@ void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept
   CheckRows(plan_.shape().micro_batches * RowsOf(targets_[At(pass.micro_batch)]));
   const at::Tensor loss = loss_(outputs, std::exchange(targets_[At(pass.micro_batch)], {}));
   if (!loss.defined() || loss.numel() != 1) {
-    RefuseBatch("the loss of " + StageText(plan_, pass.stage) +
-                " has to be one number, a mean over the micro-batch");
+    ThrowInvalid("the loss of " + StageText(plan_, pass.stage) +
+                 " has to be one number, a mean over the micro-batch");
   }
   if (training_ && !loss.requires_grad()) {
-    RefuseBatch(
+    ThrowInvalid(
         "the loss of " + StageText(plan_, pass.stage) +
         " has no gradient: no parameter before it requires one, or something cuts it off, as "
         "detach() and no_grad do");
@@ -401,7 +407,7 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
   const std::vector<Edge> edges = plan_.shape().OutputsOf(pass.stage);
   const std::vector<std::string> names = SkipNames(edges);
   if (outputs.size() <= names.size()) {
-    RefuseBatch(
+    ThrowInvalid(
         StageText(plan_, pass.stage) + " returns " + std::to_string(outputs.size()) +
         " tensors; it has to return some for the next stage, and behind them one for each of " +
         std::to_string(names.size()) + " skip connections");

@@ -26,13 +26,15 @@ class PipelineRun {
   PipelineRun(const PipelinePlan& plan, std::vector<PipelineCore::Stage> stages,
               PipelineLoss::Function loss, const PipelineOptions& options);
 
-  // Without targets a batch is evaluated without a loss, which is NaN then.
   // Carries out all instructions of a batch, which trace() has begun; messages().Finish() is left to
   // do. `reduce_tied` is called where the schedule says so. Throws what a stage throws, and what
   // messages do. Gives the mean of the losses, where the last stage is; elsewhere 0. `outputs`: see
-  // Pipeline::evaluate_batch.
+  // Pipeline::evaluate_batch. A batch is evaluated without targets if there are none; its loss is NaN.
   double Run(bool training, const Tensors& inputs, const Tensors& targets, Tensors* outputs,
              const std::function<void(const std::string& tie)>& reduce_tied);
+
+  // This parameter is another tensor from now on.
+  void Replace(const at::Tensor& before, const at::Tensor& now);
 
   PipelineMessages& messages() { return messages_; }
   parallel::ScheduleTrace& trace() { return trace_; }
@@ -69,7 +71,7 @@ class PipelineRun {
   void Reset();
 
   const PipelinePlan& plan_;
-  const std::map<int, PipelineCore::Stage> stages_;
+  std::map<int, PipelineCore::Stage> stages_;
   const PipelineLoss::Function loss_;
   parallel::ScheduleTrace trace_;
   PipelineMessages messages_;

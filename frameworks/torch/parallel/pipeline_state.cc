@@ -57,8 +57,8 @@ void FromEachRank(const std::string& what, const SessionSet& row, int root_rank,
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     InputArchive of_rank;
     BroadcastArchive([&own](const WriteBytes& write) { own.save_to(write); },
-                     [&of_rank](const ReadBytes& read, const std::function<std::size_t()>& size) {
-                       of_rank.load_from(read, size, c10::kCPU);
+                     [&](const ReadBytes& read, const std::function<std::size_t()>& size) {
+                       if (wanted) of_rank.load_from(read, size, c10::kCPU);
                      },
                      ranks[place], what, "sirtaki/the state of a pipeline", row);
     if (!wanted || thrown) continue;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -51,9 +52,10 @@ class PipelineRegistry {
     core::MutexLock lock(mutex_);
     std::map<std::uint32_t, ProcessSet> rows;
     for (const auto& [pipeline, entry] : pipelines_) {
+      if (!entry.row) continue;
       bool has = parameters.empty() && entry.parameters.empty();
       for (const void* parameter : parameters) has = has || entry.parameters.contains(parameter);
-      if (has) rows.emplace(entry.row.id(), entry.row);
+      if (has) rows.emplace(entry.row->id(), *entry.row);
     }
     std::vector<ProcessSet> found;
     for (const auto& [id, row] : rows) found.push_back(row);
@@ -63,7 +65,7 @@ class PipelineRegistry {
  private:
   struct Entry {
     Tags tags;
-    ProcessSet row;
+    std::optional<ProcessSet> row;  // none: the pipeline is this rank's alone
     std::set<const void*> parameters;
   };
 

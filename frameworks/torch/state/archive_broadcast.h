@@ -54,7 +54,7 @@ struct SavedPart {
   LoadFrom load;
 };
 
-// Does so for several archives, in their order, and for tensors, into which the root's are written. Waits
+// Gives all ranks of the set several archives of the root, in their order, and the root's values of tensors. Waits
 // three times: for the skeletons of all, for all the rest, and for errors, which all ranks throw. `call`
 // is the name of all keys, too.
 void BroadcastTogether(const std::vector<SavedPart>& parts, const std::vector<at::Tensor>& tensors,

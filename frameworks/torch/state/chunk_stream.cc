@@ -7,14 +7,19 @@
 #include <utility>
 
 #include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
 
 ChunkStream::ChunkStream(std::uint64_t bytes, int root_rank, std::string name, SessionSet set)
     : bytes_(bytes), root_rank_(root_rank), name_(std::move(name)), set_(std::move(set)) {
   for (std::uint64_t chunk = 0; chunk < buffers_.size(); ++chunk) {
-    const std::uint64_t size = BytesOf(chunk);
-    buffers_[chunk].tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
+    try {
+      const auto size = static_cast<std::int64_t>(BytesOf(chunk));
+      buffers_[chunk].tensor = at::empty({size}, at::kByte);
+    } catch (const std::exception& failure) {
+      no_memory_ = WhyNoMemory(failure);
+    }
   }
 }
 
@@ -27,9 +32,12 @@ void ChunkStream::Submit(std::uint64_t chunk) noexcept {
   try {
     Buffer& buffer = buffers_[chunk % buffers_.size()];
     // Two may be in flight.
-    TensorCall call = OwnCall(core::OpKind::kBroadcast,
-                              buffer.tensor.narrow(0, 0, static_cast<std::int64_t>(BytesOf(chunk))),
+    TensorCall call = OwnCall(core::OpKind::kBroadcast, {},
                               PartName(name_, chunk % 2 == 0 ? "even chunk" : "odd chunk"), set_);
+    call.invalid = no_memory_;
+    if (no_memory_.empty()) {
+      call.tensor = buffer.tensor.narrow(0, 0, static_cast<std::int64_t>(BytesOf(chunk)));
+    }
     call.will_wait = false;
     call.in_place = true;
     call.root = root_rank_;
@@ -58,7 +66,7 @@ void ChunkStream::Send(const void* from, std::uint64_t bytes) noexcept {
     Buffer& buffer = buffers_[chunk % buffers_.size()];
     if (offset == 0) Wait(buffer);
     const std::uint64_t part = std::min(bytes, BytesOf(chunk) - offset);
-    if (source) {
+    if (source && no_memory_.empty()) {
       std::memcpy(static_cast<char*>(buffer.tensor.mutable_data_ptr()) + offset, source, part);
       source += part;
     }
@@ -80,7 +88,7 @@ void ChunkStream::Receive(void* to, std::uint64_t bytes) noexcept {
       Wait(buffer);
     }
     const std::uint64_t part = std::min(bytes, BytesOf(chunk) - offset);
-    if (target) {
+    if (target && no_memory_.empty()) {
       std::memcpy(target, static_cast<const char*>(buffer.tensor.const_data_ptr()) + offset, part);
       target += part;
     }

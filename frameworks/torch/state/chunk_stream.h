@@ -24,7 +24,8 @@ class ChunkStream {
  public:
   static constexpr std::uint64_t kChunkBytes = std::uint64_t{16} << 20;
 
-  // Allocates the buffers; throws if it cannot. `name` empty: matched by call order.
+  // Allocates the buffers; if it cannot, Finish throws why on all ranks. `name` empty: matched by call
+  // order.
   ChunkStream(std::uint64_t bytes, int root_rank, std::string name, SessionSet set);
 
   // Sends the next bytes, which are copied; the root calls it.
@@ -48,6 +49,7 @@ class ChunkStream {
   const int root_rank_;
   const std::string name_;
   const SessionSet set_;
+  std::string no_memory_;          // why there are no buffers
   std::array<Buffer, 2> buffers_;  // chunk n uses n % 2
   std::uint64_t position_ = 0;
   std::uint64_t submitted_ = 0;  // chunks

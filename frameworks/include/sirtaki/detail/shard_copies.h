@@ -31,13 +31,11 @@ SIRTAKI_API std::vector<int> NumbersByHost(const std::vector<int>& host_of_rank)
 class SIRTAKI_API ShardCopies {
  public:
   // The shards of one rank: the bytes of each sharded optimizer. Without bytes: that one's state is
-  // whole, and each rank has it. The first byte says who else has them: kOfJob is nobody. kOfEachHost is a
-  // rank of each other host, as by ShardOver::Host, so that there are copies already. What was received
-  // begins with kOfJob, or with kAgain, which is to be passed by: it comes from another rank as well.
+  // whole, and each rank has it. The first byte says who else has them.
   using Shards = std::vector<std::string>;
-  static constexpr char kOfJob = '1';
-  static constexpr char kAgain = '2';
-  static constexpr char kOfEachHost = '3';
+  static constexpr char kOfJob = '1';       // this rank alone
+  static constexpr char kAgain = '2';       // they were received, and another rank gives the same
+  static constexpr char kOfEachHost = '3';  // a rank of each other host, as by ShardOver::Host
 
   // A boundary as the ranks have agreed on it.
   struct Boundary {

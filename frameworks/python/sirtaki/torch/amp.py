@@ -9,6 +9,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 from sirtaki.torch._library import _C
+from sirtaki.torch._shards import parameters_of
 from sirtaki.torch.optimizer import _DistributedOptimizer
 from sirtaki.torch.process_sets import ProcessSet, _existing
 from sirtaki.torch.reductions import Max, allreduce_
@@ -24,16 +25,15 @@ def _has_own_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 def _sets_of_parts(optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
     """The sets over which parameters of the optimizer are split."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return list(dict.fromkeys(_existing(one) for one in map(_C.split_set_of, parameters) if one is not None))
+    sets = map(_C.split_set_of, parameters_of(optimizer))
+    return list(dict.fromkeys(_existing(one) for one in sets if one is not None))
 
 
 def _rows(optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
     """The ranks that have the other stages of the pipeline that the optimizer's parameters belong to, if they do."""
     if not _C.is_initialized():
         return []
-    return [_existing(row) for row in
-            _C.pipeline_rows_of([parameter for group in optimizer.param_groups for parameter in group["params"]])]
+    return [_existing(row) for row in _C.pipeline_rows_of(parameters_of(optimizer))]
 
 
 @contextlib.contextmanager
@@ -67,8 +67,10 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        if self._enabled and self._scale is None and _rows(optimizer):  # the loss is scaled by the last stage alone
-            self._lazy_init_scale_growth_tracker(optimizer.param_groups[0]["params"][0].device)
+        rows = _rows(optimizer) if self._enabled else []
+        if self._scale is None and rows:  # the loss is scaled by the last stage alone
+            device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
+            self._lazy_init_scale_growth_tracker(device)
         with _shards_in_groups(optimizer):
             super().unscale_(optimizer)
         if not self._enabled:
@@ -78,7 +80,6 @@ class GradScaler(torch.amp.GradScaler):
         for process_set in sets + _sets_of_parts(optimizer):
             for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 allreduce_(found, op=Max, process_set=process_set)
-        rows = _rows(optimizer)
         if not rows:
             return
         found_inf = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]

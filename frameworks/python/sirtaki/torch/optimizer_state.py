@@ -10,7 +10,7 @@ import torch
 
 from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
-from sirtaki.torch._shards import is_cut
+from sirtaki.torch._shards import is_cut, parameters_of
 from sirtaki.torch.functions import agreed, allgather_object, broadcast_made
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
@@ -135,7 +135,7 @@ def unpack_optimizers(data: Any, optimizers: Sequence[torch.optim.Optimizer]) ->
 
 
 def _parameters_of(optimizers: Sequence[torch.optim.Optimizer]) -> List[torch.Tensor]:
-    return [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    return [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
 
 
 def take_state(optimizer: torch.optim.Optimizer, made: Any) -> None:

@@ -15,6 +15,7 @@ from sirtaki.torch._pipeline_parts import Parts, StageFunction, Stages, Tensors,
 from sirtaki.torch._pipeline_state import (
     WholeGroups, groups_of, merged_optimizer_states, merged_states, part_of_optimizer_state, part_of_state,
 )
+from sirtaki.torch._shards import parameters_of
 from sirtaki.torch.functions import agreed
 from sirtaki.torch.process_sets import ProcessSet, _existing, _impl_of, global_process_set
 from sirtaki.torch.tensor_parallel import whole_state_dict
@@ -204,8 +205,9 @@ class Pipeline(torch.nn.Module):
 
     def _numbered(self) -> List[Tuple[str, torch.Tensor]]:
         """Its parameters as the core has them, by the numbers of layers."""
-        return [(f"{self._names.index(name)}.{rest}", parameter) for name, module in self._modules.items() if module is not None
-                for rest, parameter in module.named_parameters()]
+        numbers = {name: number for number, name in enumerate(self._names)}
+        return [(f"{numbers[name]}.{rest}", parameter) for name, module in self._modules.items()
+                if module is not None and name in numbers for rest, parameter in module.named_parameters()]
 
     def _follow(self) -> None:
         """Parameters may have been replaced, as by load_state_dict(assign=True), or by hand."""
@@ -263,7 +265,7 @@ class Pipeline(torch.nn.Module):
             if isinstance(reducer, _C.OptimizerReducer):
                 given.append((reducer, one.param_groups))
             else:
-                given.append((None, [parameter for group in one.param_groups for parameter in group["params"]]))
+                given.append((None, parameters_of(one)))
         return self._core.clip_grad_norm(given, float(max_norm), float(norm_type), error_if_nonfinite)
 
     # ---- state ----

@@ -246,9 +246,9 @@ class TorchState(ObjectState):
         for model in models:
             model.look()
         of_models = {parameter for model in models for parameter in model.parameters_of_last_look()}
-        for optimizer in optimizers:
-            if not stepped.intersection(optimizer._parameters()) <= of_models:
-                return f'the optimizer "{self._name_of(optimizer)}" has a parameter that no model of the state has'
+        if not stepped <= of_models:
+            optimizer = next(one for one in optimizers if not stepped.intersection(one._parameters()) <= of_models)
+            return f'the optimizer "{self._name_of(optimizer)}" has a parameter that no model of the state has'
         if any(parameter.requires_grad for parameter in of_models - stepped):
             return "a model of it trains a parameter that no optimizer of the state has"
         return ""
@@ -319,6 +319,8 @@ class TorchState(ObjectState):
         mine = [(name, type(handler).__name__, handler.describe())
                 for name, handler in zip(self._handlers, self._of(_StateDictHandler))]
         mine.append(("the names of values", "", sorted(self._saved_state)))
+        # Each is sent once: ranks that have tied others would wait for ever.
+        mine.append(("the number of tensors of models", "", len(self._tensors_of_models())))
         digest = int.from_bytes(hashlib.blake2b(repr(mine).encode(), digest_size=8).digest(), "little", signed=True)
         rows = hvd.allgather(torch.tensor([[self._steps.place, digest]]), name="sirtaki/elastic place").tolist()
         if any(other != rows[0][1] for _, other in rows):
@@ -327,6 +329,9 @@ class TorchState(ObjectState):
             zero, other = next(pair for pair in itertools.zip_longest(of_ranks[0], of_ranks[rank]) if pair[0] != pair[1])
             raise hvd.MismatchError(f"the ranks' states differ in their make-up: rank 0 has {zero}, rank {rank} has {other}")
         return [place for place, _ in rows]
+
+    def _tensors_of_models(self) -> Dict[int, torch.Tensor]:
+        return {id(tensor): tensor for model in self._of(ModelStateHandler) for _, tensor in model.named_tensors()}
 
     def _receive_together(self) -> Dict[str, Any]:
         """The root's bytes, then all tensors: ranks seldom wait for each other."""
@@ -346,9 +351,10 @@ class TorchState(ObjectState):
                              name="sirtaki/elastic state").numpy().tobytes()
         if error is not None:
             raise error
+        saved = unpacked(data, self._root_rank)  # raises on all others where the root has raised
 
         def take() -> Tuple[List[Any], Dict[str, Any]]:
-            states, dicts, values = pickle.loads(unpacked(data, self._root_rank))
+            states, dicts, values = pickle.loads(saved)
             made, tensors[:] = unpack_optimizers(states, optimizers)
             for handler, state_dict in zip(others, dicts):
                 handler.value.load_state_dict(state_dict)
@@ -356,9 +362,9 @@ class TorchState(ObjectState):
 
         # Where there is no memory for it, say, the others must not wait.
         made, values = agreed(lambda: ([], self._now()) if is_root else take(), name="sirtaki/elastic state is there")
-        given = [tensor for model in self._of(ModelStateHandler) for _, tensor in model.named_tensors()] + tensors
+        given = self._tensors_of_models() | {id(tensor): tensor for tensor in tensors}
         handles = [hvd.broadcast_async_(tensor, self._root_rank, name=f"sirtaki/elastic tensor {number}")
-                   for number, tensor in enumerate({id(tensor): tensor for tensor in given}.values())]
+                   for number, tensor in enumerate(given.values())]
         for handle in handles:
             hvd.synchronize(handle)
         for optimizer, state in zip(optimizers, made):
