@@ -121,11 +121,14 @@ Status Mesh::Connect(const std::vector<tcp::endpoint>& ends) {
 
 Status Mesh::WhyIncomplete() const {
   if (is_stopped_) return {StatusCode::kAborted, "another rank has failed during the start"};
-  if (!why_.empty()) return {StatusCode::kBackend, why_, {why_rank_, {}, {}}};
   std::vector<int> missing;
   for (int rank = 0; rank < size_; ++rank) {
     const auto& there = sockets_[static_cast<std::size_t>(rank)];
     if (rank != rank_ && std::ranges::find(there, nullptr) != there.end()) missing.push_back(rank);
+  }
+  // The rank of the last call that failed may have been reached later.
+  if (std::ranges::find(missing, why_rank_) != missing.end()) {
+    return {StatusCode::kBackend, why_, {why_rank_, {}, {}}};
   }
   return {StatusCode::kTimedOut,
           NameOf(rank_, hosts_) + " has no connection with " + NumbersText(missing) +

@@ -33,7 +33,7 @@ class Mesh {
 
   // Calls that are still under way when it returns refer to the mesh, which has to live as long as
   // the tasks run. `ends`: where each rank listens. Call it once. Errors:
-  //   kBackend   a rank cannot be called: its text names both ends
+  //   kBackend   a rank that is missing cannot be called: the text names both ends
   //   kProtocol, kInvalidArgument  those of Greet
   //   kTimedOut  others have not called this rank: it does not know why
   //   kAborted   Stop was called
@@ -63,8 +63,8 @@ class Mesh {
   int left_ = 0;                                     // connections to be made
   bool is_stopped_ = false;
   core::Status failure_;
-  std::string why_;    // the last call has failed
-  int why_rank_ = -1;  // the rank that this is about
+  std::string why_;    // why the last call that failed did so
+  int why_rank_ = -1;  // the rank that this is about; it may have been reached since
 };
 
 }  // namespace sirtaki::tcp

@@ -6,7 +6,6 @@
 // TCP_USER_TIMEOUT would not do: it also ends a connection whose other end takes nothing for a while.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -14,9 +13,9 @@
 
 namespace sirtaki::tcp {
 
-// A rank that waits, and has heard of nothing acknowledged for the ping interval, sends what wants to be.
-// The other rank is lost after the peer time-out, in which acknowledgements that TCP delays, and packets
-// that it sends again, have to come: it is 1 s at least.
+// A rank that waits, and has had no acknowledgement for the ping interval, sends a ping, which the other
+// system acknowledges. The other rank is lost after the peer time-out, in which acknowledgements that
+// TCP delays, and packets that it sends again, have to come: it is 1 s at least.
 struct Patience {
   core::Duration ping_interval = std::chrono::seconds(2);
   core::Duration peer_timeout = std::chrono::seconds(10);
