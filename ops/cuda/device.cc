@@ -1,5 +1,8 @@
 #include "ops/cuda/device.h"
 
+#include <chrono>
+#include <thread>
+
 namespace sirtaki::ops::cuda {
 
 using core::Status;
@@ -216,6 +219,18 @@ bool Stream::IsGone() const {
 
 Stream::~Stream() {
   if (handle_ != nullptr) device_->GiveBack(handle_);
+}
+
+bool ComesToItsEnd(const Stream& stream, EventPool& events, core::Duration limit) {
+  constexpr auto kPause = std::chrono::milliseconds(1);
+  EventPtr end;
+  if (!events.Mark(stream.handle(), &end).ok()) return false;
+  const core::TimePoint until = core::Clock::now() + limit;
+  bool reached = false;
+  while (end->Poll(&reached).ok() && !reached && core::Clock::now() < until) {
+    std::this_thread::sleep_for(kPause);
+  }
+  return reached;
 }
 
 }  // namespace sirtaki::ops::cuda

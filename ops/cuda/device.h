@@ -11,6 +11,7 @@
 
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 #include "ops/cuda/cuda_api.h"
 
 namespace sirtaki::ops::cuda {
@@ -145,5 +146,8 @@ class Stream {
   const std::shared_ptr<Device> device_;
   StreamHandle handle_;
 };
+
+// Whether the device does all that is in the stream within the limit; false also after its errors.
+bool ComesToItsEnd(const Stream& stream, EventPool& events, core::Duration limit);
 
 }  // namespace sirtaki::ops::cuda

@@ -140,11 +140,7 @@ Status Communicator::Init(std::shared_ptr<ProcessCommunicators> all, const Uniqu
     return api.CommInitRankConfig(&handle.comm, size, id, rank, &config);
   };
   status = communicator->Run("ncclCommInitRankConfig", init, patience);
-  if (status.ok()) {
-    *made = std::move(communicator);
-  } else if (choices.is_dispensable) {
-    communicator->AbortAlone();
-  }
+  *made = std::move(communicator);
   return status;
 }
 

@@ -31,8 +31,6 @@ struct Choices {
   std::string ranks = {};  // "ranks 0-3", for texts
   int max_ctas = kUndefined;
   int cta_policy = kUndefined;
-  // What fails while it is made is aborted alone, for the others go on without it.
-  bool is_dispensable = false;
 };
 
 // Made, used and destroyed by one thread, whose current device is the communicator's. An abort by
@@ -41,7 +39,8 @@ struct Choices {
 class Communicator {
  public:
   // All `size` ranks with the same id, each as another rank. Errors: those of NCCL, kTimedOut if
-  // the others do not come, kAborted by `stop`. What is left then is aborted with `all`.
+  // the others do not come, kAborted by `stop`. `*made` is then null, or of use for AbortAlone only;
+  // what is left is aborted with `all`.
   static core::Status Init(std::shared_ptr<ProcessCommunicators> all, const UniqueId& id, int size,
                            int rank, const Patience& patience, std::unique_ptr<Communicator>* made,
                            const Choices& choices = {});

@@ -102,7 +102,6 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   void EndBadly(GroupTaskPtr concerned) SIRTAKI_EXCLUDES(mutex);
   void LeaveAll(GroupTaskPtr concerned);
   // Whether the stream has come to its end, for which it waits a moment.
-  bool IsThrough() const;
   void Tell(const DeviceTask& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
   Patience patience() const { return {options.limit, &stop(), in_call.get()}; }
 

@@ -106,22 +106,13 @@ void DeviceLane::Impl::FreeOwn() {
   stream.reset();
 }
 
-bool DeviceLane::Impl::IsThrough() const {
-  cuda::EventPtr end;
-  if (stream == nullptr || !events->Mark(stream->handle(), &end).ok()) return false;
-  const core::TimePoint limit = core::Clock::now() + kThroughLimit;
-  bool reached = false;
-  while (end->Poll(&reached).ok() && !reached && core::Clock::now() < limit) {
-    std::this_thread::sleep_for(kLongestPause);
-  }
-  return reached;
-}
-
 // The device may write to what was launched until the communicators are aborted, and after an error
 // of its own for ever.
 void DeviceLane::Impl::EndBadly(GroupTaskPtr concerned) {
   const bool aborted = options.communicators->AbortAll(options.device);
-  const bool goes = aborted && IsThrough() && CallOut([&] {  // the program's tensors
+  const bool is_through =
+      aborted && stream != nullptr && cuda::ComesToItsEnd(*stream, *events, kThroughLimit);
+  const bool goes = is_through && CallOut([&] {  // the program's tensors
                       concerned.reset();
                       in_flight.clear();
                     });

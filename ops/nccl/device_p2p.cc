@@ -34,8 +34,8 @@ constexpr auto kLongestP2pPause = std::chrono::microseconds(100);
 // How long the end waits for copies that are under way, and the destructor for the thread.
 constexpr auto kP2pGrace = std::chrono::seconds(1);
 constexpr auto kP2pGoodBye = std::chrono::seconds(5);
-// Each pair takes a thread, a stream, and NCCL's memory for a communicator; with more ranks than
-// that, messages go through the host.
+// Each pair takes a thread, a stream, and NCCL's memory for a communicator. A pair is for one direction:
+// where there would be more pairs, their messages go through the host.
 constexpr std::size_t kMostPairs = 32;
 
 struct Message {
@@ -57,10 +57,7 @@ struct Message {
   bool sends() const { return work->request.signature()->kind == core::OpKind::kSend; }
   bool is_there() const { return there->load(std::memory_order_relaxed); }
   bool copies() const { return copied != nullptr && !is_copied; }
-  std::int64_t bytes() const {
-    const core::Signature& signature = *work->request.signature();
-    return signature.ElementCount() * static_cast<std::int64_t>(core::SizeOf(signature.dtype));
-  }
+  std::int64_t bytes() const { return work->request.signature()->Bytes(); }
 };
 
 }  // namespace
@@ -74,9 +71,9 @@ struct DeviceP2p::Impl : Lane<Message> {
   // ---- by anyone ----
   void Ring() SIRTAKI_EXCLUDES(mutex);
   void Stop(const Status& reason, const std::optional<std::string>& tensor) SIRTAKI_EXCLUDES(mutex);
-  // Those of it that go through the host.
+  // The thread takes a message that goes through the host.
   void Queue(const Message& message) SIRTAKI_EXCLUDES(mutex);
-  bool MayGoDirectly(const Message& message) const;
+  bool MayGoDirectly(const Message& message) const SIRTAKI_EXCLUDES(mutex);
   // Null: messages to or from the peer go through the host.
   std::shared_ptr<MessagePair> PairOf(int peer, bool sends) SIRTAKI_EXCLUDES(mutex);
   std::vector<std::shared_ptr<MessagePair>> Pairs() const SIRTAKI_EXCLUDES(mutex);
@@ -183,8 +180,8 @@ void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string
     const std::vector<std::shared_ptr<MessagePair>> all = Pairs();
     for (const auto& pair : all) pair->Stop();
     if (all.empty()) return;
-    // A thread of ours waits for the abort, as in a device's lane; another one leaves it to the pairs'
-    // threads, which a call of NCCL may keep.
+    // A thread of ours, which names a tensor, waits for the abort. Abandon leaves it to the threads of
+    // the pairs, which a call of NCCL may keep.
     if (tensor) {
       options.pairs.communicators->AbortAll(options.pairs.device);
     } else {
@@ -196,9 +193,21 @@ void DeviceP2p::Impl::Stop(const Status& reason, const std::optional<std::string
 bool DeviceP2p::Impl::MayGoDirectly(const Message& message) const {
   const core::Work& work = *message.work;
   const std::int64_t bytes = message.bytes();
-  return options.pairs.communicators != nullptr && work.peer != options.rank && bytes > 0 &&
-         bytes >= options.least_direct_bytes &&
-         !options.pairs.device->InArena(message.sends() ? work.input : work.output);
+  const bool sends = message.sends();
+  if (options.pairs.communicators == nullptr || work.peer == options.rank || bytes <= 0 ||
+      bytes < options.least_direct_bytes ||
+      options.pairs.device->InArena(sends ? work.input : work.output)) {
+    return false;
+  }
+  std::shared_ptr<MessagePair> pair;
+  {
+    core::MutexLock lock(mutex);
+    const auto found = pairs.find({work.peer, sends});
+    if (found == pairs.end()) return !sends || pairs.size() < kMostPairs;
+    pair = found->second;
+  }
+  // A receiver without a pair stays, to tell the sender.
+  return pair != nullptr ? !pair->IsGivenUp() : !sends;
 }
 
 std::shared_ptr<MessagePair> DeviceP2p::Impl::PairOf(int peer, bool sends) {

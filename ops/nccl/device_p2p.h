@@ -24,7 +24,7 @@ namespace sirtaki::ops::nccl {
 
 struct DeviceP2pOptions {
   PairOptions pairs;  // with the device, in any case
-  // Those of at least so many bytes may go by NCCL.
+  // Messages of at least that many bytes may go by NCCL.
   std::int64_t least_direct_bytes = 0;
   int rank = 0;
   // A copy failed: called once, from its own thread.
@@ -36,8 +36,9 @@ struct DeviceP2pOptions {
 // Messages of one device. The class is thread-safe; nothing in it blocks except the destructor. No
 // lock is held while a callback, a handle or CUDA is called. The handle of a send completes when
 // the host has sent it, that of a receive when the copy to the device is launched, and those of a
-// message by NCCL when that is launched; the tensors are kept until the device is through. The first failure, or Abandon, completes every handle with that
-// status. The callbacks are not called after the destructor.
+// message by NCCL when that is launched; the tensors are kept until the device is through. The first
+// failure, or Abandon, completes every handle with that status. The callbacks are not called after the
+// destructor.
 class DeviceP2p {
  public:
   // The host's part of a message: for HostLanes::StartP2p.

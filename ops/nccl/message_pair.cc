@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "core/base/log.h"
@@ -63,6 +62,7 @@ P2pAnswer MessagePair::Answer(std::uint16_t offer, const PairMessage& message) {
   }
   if (state_ == State::kRefused) {
     answer.kind = Kind::kNever;
+    has_said_never_ = true;
   } else if (state_ == State::kOpen) {
     answer.kind = Kind::kMeet;
     id_ = own_.id;
@@ -90,6 +90,11 @@ void MessagePair::Take(const P2pAnswer& answer, const PairMessage& message) {
     queue_.push_back(message);
     changed.NotifyAll();
   }
+}
+
+bool MessagePair::IsGivenUp() const {
+  core::MutexLock lock(mutex);
+  return state_ == State::kRefused && (sends_ || has_said_never_);
 }
 
 void MessagePair::Refuse(const std::string& why) {
@@ -122,8 +127,7 @@ void MessagePair::Open() {
   core::MutexLock lock(mutex);
   own_ = own;
   if (own.failed != 0) {
-    const auto end = std::find(own.text.begin(), own.text.end(), '\0');
-    Refuse(std::string(own.text.begin(), end));
+    Refuse(own.Why());
   } else if (own.version <= 0 || own.version >= kIsMade) {
     Refuse("NCCL's version " + std::to_string(own.version) + " cannot be offered");
   } else if (state_ == State::kOpening) {
@@ -163,8 +167,7 @@ Status MessagePair::Make() {
       .name = "sirtaki, messages from rank " + std::to_string(from) + " to " + std::to_string(to),
       .ranks = "ranks " + std::to_string(from) + " and " + std::to_string(to),
       .max_ctas = options_.max_ctas,
-      .cta_policy = options_.cta_policy,
-      .is_dispensable = true};
+      .cta_policy = options_.cta_policy};
   status = Communicator::Init(options_.communicators, id, 2, sends_ ? 0 : 1, patience(),
                               &communicator_, choices);
   if (!status.ok()) return status;
@@ -197,13 +200,9 @@ Status MessagePair::Launch(const PairMessage& message) {
   in_flight_.push_back({message, nullptr});
   Status status = work.ready != nullptr ? work.ready->Block(stream_->handle()) : Status::Ok();
   void* const memory = sends_ ? const_cast<void*>(work.input) : work.output;
-  if (status.ok()) {
-    status = SendOrReceive(memory, message.bytes);
-  }
+  if (status.ok()) status = SendOrReceive(memory, message.bytes);
   if (status.ok()) status = events_->Mark(stream_->handle(), &in_flight_.back().done);
-  if (status.ok()) {
-    CallOut([&] { callbacks_.on_launched(message, in_flight_.back().done); });
-  }
+  if (status.ok()) CallOut([&] { callbacks_.on_launched(message, in_flight_.back().done); });
   return status;
 }
 
@@ -260,18 +259,6 @@ bool MessagePair::Serve() {
   return !stops_;
 }
 
-bool MessagePair::IsThrough(core::Duration limit) {
-  cuda::EventPtr end;
-  if (stream_ == nullptr) return true;
-  if (!events_->Mark(stream_->handle(), &end).ok()) return false;
-  const core::TimePoint until = core::Clock::now() + limit;
-  bool reached = false;
-  while (end->Poll(&reached).ok() && !reached && core::Clock::now() < until) {
-    std::this_thread::sleep_for(kLongestPairPause);
-  }
-  return reached;
-}
-
 void MessagePair::End(bool well) {
   bool all = false;
   {
@@ -280,8 +267,11 @@ void MessagePair::End(bool well) {
   }
   const bool gone = stream_ != nullptr && stream_->IsGone();
   bool goes = !gone;
+  const auto is_through = [this] {
+    return stream_ == nullptr || cuda::ComesToItsEnd(*stream_, *events_, kPairThroughLimit);
+  };
   // The greeting may still be in the stream.
-  if (well && !gone && IsThrough(kPairThroughLimit)) {
+  if (well && !gone && is_through()) {
     memory_.reset();
     if (!communicator_->Finalize(patience()).ok()) communicator_->AbortAlone();
   } else if (!gone) {
@@ -290,7 +280,7 @@ void MessagePair::End(bool well) {
     } else if (communicator_ != nullptr) {
       communicator_->AbortAlone();
     }
-    goes = goes && IsThrough(kPairThroughLimit);
+    goes = goes && is_through();
   }
   if (!goes) {
     // Nobody knows what the device still does with them.
@@ -298,7 +288,6 @@ void MessagePair::End(bool well) {
     KeepForever(std::shared_ptr<DeviceMemory>(std::move(memory_)));
     KeepForever(std::shared_ptr<Communicator>(std::move(communicator_)));
     if (stream_ != nullptr) stream_->LeaveBehind();
-    in_flight_.clear();
   }
   CallOut([&] { in_flight_.clear(); });
   memory_.reset();
@@ -307,21 +296,24 @@ void MessagePair::End(bool well) {
   stream_.reset();
 }
 
+bool MessagePair::NoteMade() {
+  core::MutexLock lock(mutex);
+  if (state_ != State::kMaking || stops_) return false;
+  state_ = State::kMade;
+  return true;
+}
+
 void MessagePair::Run() {
-  Status status = options_.device->Adopt();
-  if (status.ok()) Open();
   bool well = false;
-  if (status.ok() && AwaitMeeting()) {
-    try {
+  Status status = options_.device->Adopt();
+  try {
+    if (status.ok()) Open();
+    if (status.ok() && AwaitMeeting()) {
       status = Make();
-    } catch (...) {
-      status = core::StatusOfException();
+      well = status.ok() && NoteMade();
     }
-    core::MutexLock lock(mutex);
-    if (status.ok() && state_ == State::kMaking && !stops_) {
-      state_ = State::kMade;
-      well = true;
-    }
+  } catch (...) {
+    status = core::StatusOfException();
   }
   if (!status.ok()) {
     core::MutexLock lock(mutex);

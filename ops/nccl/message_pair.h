@@ -74,6 +74,9 @@ class MessagePair : public core::LeavableThread {
   void Take(const P2pAnswer& answer, const PairMessage& message) SIRTAKI_EXCLUDES(mutex);
   // The receiver's side. After kGo the message is launched behind those before it.
   P2pAnswer Answer(std::uint16_t offer, const PairMessage& message) SIRTAKI_EXCLUDES(mutex);
+  // Whether no message is offered or asked after any more: it goes through the host at once. A receiver
+  // that refuses says so to the sender once, by an answer.
+  bool IsGivenUp() const SIRTAKI_EXCLUDES(mutex);
 
   // What the thread does.
   void Run() SIRTAKI_EXCLUDES(mutex);
@@ -95,13 +98,13 @@ class MessagePair : public core::LeavableThread {
   void Open() SIRTAKI_EXCLUDES(mutex);
   bool AwaitMeeting() SIRTAKI_EXCLUDES(mutex);  // false: it is not made
   core::Status Make();
+  bool NoteMade() SIRTAKI_EXCLUDES(mutex);  // false: it is not wanted any more
   core::Status SendOrReceive(void* memory, std::int64_t bytes);
   // What is to be launched now; false: it is over.
   bool AwaitWork(std::deque<PairMessage>* work) SIRTAKI_EXCLUDES(mutex);
   core::Status Launch(const PairMessage& message);
   core::Status Retire();
   bool Serve() SIRTAKI_EXCLUDES(mutex);  // false: it has failed
-  bool IsThrough(core::Duration limit);
   void End(bool well);
   Patience patience() const { return {options_.limit, &stops_, nullptr}; }
 
@@ -113,6 +116,7 @@ class MessagePair : public core::LeavableThread {
 
   std::atomic<bool> stops_{false};  // set under the mutex
   State state_ SIRTAKI_GUARDED_BY(mutex) = State::kOpening;
+  bool has_said_never_ SIRTAKI_GUARDED_BY(mutex) = false;  // the receiver
   bool has_failed_ SIRTAKI_GUARDED_BY(mutex) = false;
   bool is_ending_ SIRTAKI_GUARDED_BY(mutex) = false;
   Introduction own_ SIRTAKI_GUARDED_BY(mutex);

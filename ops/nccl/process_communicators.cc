@@ -35,10 +35,7 @@ void ProcessCommunicators::StartThreads(const std::shared_ptr<const cuda::Device
         static_cast<void>(device->Adopt());
         const bool aborted = self->Abort(*handle);
         device.reset();  // whoever waits for this may end CUDA's part of it next
-        core::MutexLock ended(self->mutex_);
-        if (!aborted) self->all_.insert(handle);
-        --self->aborting_;
-        self->over_.NotifyAll();
+        self->NoteAborted(handle, aborted);
       }).detach();
     } catch (const std::system_error&) {
       return;  // there is no thread to be had: the rest is left for the next call
@@ -76,8 +73,17 @@ void ProcessCommunicators::AbortOne(const std::shared_ptr<SharedHandle>& handle)
   {
     core::MutexLock lock(mutex_);
     if (all_.erase(handle) == 0) return;  // it was finalized, or is aborted with all
+    ++aborting_;
+    until_ = core::Clock::now() + kAbortGrace;
   }
-  if (!Abort(*handle)) Add(handle);
+  NoteAborted(handle, Abort(*handle));
+}
+
+void ProcessCommunicators::NoteAborted(const std::shared_ptr<SharedHandle>& handle, bool aborted) {
+  core::MutexLock lock(mutex_);
+  if (!aborted) all_.insert(handle);
+  --aborting_;
+  over_.NotifyAll();
 }
 
 bool ProcessCommunicators::Abort(SharedHandle& handle) const {

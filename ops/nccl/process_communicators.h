@@ -67,8 +67,8 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   // behind the kernel of another one. A thread that was told to stop before this makes no call any more.
   void StartAbortIfInCall(const std::shared_ptr<const cuda::Device>& device)
       SIRTAKI_EXCLUDES(mutex_);
-  // AbortOne aborts this one alone, on the caller's thread, whose device is the communicator's and which
-  // waits for it: nothing else is in its stream.
+  // AbortOne aborts one communicator, and returns when that is done; AbortAll waits for it, too.
+  // Preconditions: the caller's device is the communicator's, and its stream has nothing else.
   void AbortOne(const std::shared_ptr<SharedHandle>& handle) SIRTAKI_EXCLUDES(mutex_);
 
  private:
@@ -76,13 +76,15 @@ class ProcessCommunicators : public std::enable_shared_from_this<ProcessCommunic
   // Abort returns whether it could: false if another thread is stuck in a call of it. The caller's
   // device is that of the communicator.
   bool Abort(SharedHandle& handle) const;
+  void NoteAborted(const std::shared_ptr<SharedHandle>& handle, bool aborted)
+      SIRTAKI_EXCLUDES(mutex_);
 
   const std::shared_ptr<const Api> api_;
   std::atomic<bool> has_warned_{false};
   core::Mutex mutex_;
   core::CondVar over_;
   std::set<std::shared_ptr<SharedHandle>> all_ SIRTAKI_GUARDED_BY(mutex_);
-  int aborting_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // threads
+  int aborting_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // by as many threads
   core::TimePoint until_ SIRTAKI_GUARDED_BY(mutex_);
 };
 

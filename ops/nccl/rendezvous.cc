@@ -25,6 +25,10 @@ Introduction Introduction::Failure(const Status& why) {
   return introduction;
 }
 
+std::string Introduction::Why() const {
+  return {text.begin(), std::find(text.begin(), text.end(), '\0')};
+}
+
 ToldRows::ToldRows(std::shared_ptr<const GroupTask> of)
     : group(std::move(of)),
       exchange(*group),
@@ -38,10 +42,8 @@ Status Judge(const std::vector<Introduction>& all, const core::RankRanges& membe
     for (int rank = range.first; rank <= range.last; ++rank, ++index) {
       const Introduction& one = all[index];
       if (one.failed != 0) {
-        const auto end = std::find(one.text.begin(), one.text.end(), '\0');
         return {StatusCode::kUnsupported,
-                "rank " + std::to_string(rank) +
-                    " cannot use its GPU: " + std::string(one.text.begin(), end),
+                "rank " + std::to_string(rank) + " cannot use its GPU: " + one.Why(),
                 {.rank = rank}};
       }
       std::string& ranks = ranks_of_version[one.version];

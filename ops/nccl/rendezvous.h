@@ -24,6 +24,7 @@ struct Introduction {
 
   static Introduction Of(int version, const UniqueId& id);
   static Introduction Failure(const core::Status& why);
+  std::string Why() const;  // the text
 };
 
 // Shared by whoever tells and whoever waits; changed until `told` is done.

@@ -10,8 +10,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <new>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -263,8 +265,12 @@ TEST_F(NcclMessagePairTest, WhatOneSideCannotDoNeitherDoes) {
     };
   };
   const auto unshared = [](LanesOptions& options) { options.nccl_shares = false; };
+  const auto out_of_memory = [](LanesOptions& options) {
+    options.load_nccl = [](nccl::Library*) -> Status { throw std::bad_alloc(); };
+  };
   for (const std::function<void(LanesOptions&)>& lacks :
-       std::vector<std::function<void(LanesOptions&)>>{without_nccl, with_another_one, unshared}) {
+       std::vector<std::function<void(LanesOptions&)>>{without_nccl, with_another_one, unshared,
+                                                       out_of_memory}) {
     for (const int which : {0, 1}) {
       RunPairs(
           2, [&](Rank& self, int rank) { EXPECT_FALSE(MakePair(self, rank, 0, 1, 15)); },
@@ -274,6 +280,47 @@ TEST_F(NcclMessagePairTest, WhatOneSideCannotDoNeitherDoes) {
       EXPECT_THAT(gpus_.calls("ncclSend"), IsEmpty());
       EXPECT_EQ(gpus_.live_communicators(), 0);
     }
+  }
+}
+
+// The host sends one message of a line after the other, and the copies of all begin at once.
+TEST_F(NcclMessagePairTest, WhereThePairIsRefusedNoCopyWaitsForTheMessageBefore) {
+  for (const int which : {0, 1}) {
+    std::barrier both(2);
+    RunPairs(
+        2,
+        [&](Rank& self, int rank) {
+          EXPECT_FALSE(MakePair(self, rank, 0, 1, 15));
+          both.arrive_and_wait();
+          constexpr std::size_t kMessages = 3;
+          std::vector<core::WorkPtr> messages;
+          if (rank == 0) {
+            gpus_.Forget();
+            for (std::size_t i = 0; i < kMessages; ++i) {
+              messages.push_back(self.Send(1, 3, Of(kLargeCount, static_cast<std::int32_t>(i))));
+            }
+            const auto limit = core::Clock::now() + std::chrono::seconds(30);
+            while (gpus_.calls("cudaMemcpyAsync").size() < kMessages) {
+              if (core::Clock::now() > limit) break;
+              std::this_thread::yield();
+            }
+            EXPECT_THAT(gpus_.calls("cudaMemcpyAsync"), SizeIs(kMessages));
+          }
+          both.arrive_and_wait();
+          for (std::size_t i = 0; rank == 1 && i < kMessages; ++i) {
+            messages.push_back(self.Receive(0, 3, kLargeCount));
+          }
+          for (std::size_t i = 0; i < kMessages; ++i) {
+            EXPECT_TRUE(self.Finish(messages[i]).ok());
+            EXPECT_EQ(Rank::Held(messages[i]), Of(kLargeCount, static_cast<std::int32_t>(i)));
+          }
+        },
+        [&](int rank, LanesOptions& options) {
+          if (rank != which) return;
+          options.load_nccl = [](nccl::Library*) {
+            return Status(StatusCode::kUnsupported, "NCCL was not found");
+          };
+        });
   }
 }
 
