@@ -145,7 +145,7 @@ nccl::RendezvousPtr Lanes::Meet(const GroupTask& group, bool has_device) {
                "it joined before it had used a GPU, so nobody knows which GPU is its own"};
   } else if (options_.kernels == nullptr) {
     failure = {StatusCode::kUnsupported, options_.why_no_kernels};
-  } else if (options_.nccl_direct && !options_.nccl_shares) {
+  } else if (lacks_sharing()) {
     failure = {
         StatusCode::kUnsupported,
         "NCCL_COMM_SPLIT_SHARE_RESOURCES=0 keeps communicators from sharing what nccl_direct "
@@ -225,10 +225,9 @@ nccl::DeviceP2p& Lanes::DeviceP2pOf(const std::shared_ptr<cuda::Device>& device)
   const bool is_first = device_p2ps_.empty();
   std::unique_ptr<nccl::DeviceP2p>& p2p = device_p2ps_[device.get()];
   if (p2p != nullptr) return *p2p;
-  const bool may_share = !options_.nccl_direct || options_.nccl_shares;
   p2p = std::make_unique<nccl::DeviceP2p>(nccl::DeviceP2pOptions{
       .pairs = {.device = device,
-                .communicators = is_first && may_share ? communicators_ : nullptr,
+                .communicators = is_first && !lacks_sharing() ? communicators_ : nullptr,
                 .introduce = [nccl = nccl_](bool first) { return nccl->Introduce(first); },
                 .limit = options_.nccl_limit,
                 .direct = options_.nccl_direct,

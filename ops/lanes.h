@@ -37,8 +37,8 @@ struct LanesOptions {
   bool nccl_shares = true;  // NCCL's variable NCCL_COMM_SPLIT_SHARE_RESOURCES is not 0
   int nccl_max_ctas = nccl::kUndefined;
   int nccl_cta_policy = nccl::kUndefined;
-  // Messages of at least so many bytes go by NCCL between GPUs. A smaller one is through pinned memory
-  // in less than the answer takes for which one by NCCL waits.
+  // Messages of at least that many bytes go by NCCL between GPUs. A smaller one has passed pinned memory
+  // before the receiver's answer would have come.
   std::int64_t least_direct_bytes = std::int64_t{256} << 10;
 };
 
@@ -64,6 +64,8 @@ class Lanes : public core::Executor {
   class Nccl;  // opened when a lane first needs it
   using Slot = std::uint32_t;
 
+  // Whether NCCL may not share what direct communicators need.
+  bool lacks_sharing() const { return options_.nccl_direct && !options_.nccl_shares; }
   void StartOnDevice(std::shared_ptr<GroupTask> group);
   // The lane of the group's slot. Null: this rank has joined and never used the slot.
   nccl::DeviceLane* LaneOf(const GroupTask& group) SIRTAKI_EXCLUDES(mutex_);

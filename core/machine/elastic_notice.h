@@ -21,7 +21,7 @@ struct ElasticNotice {
     // The program tells:
     kAsks,  // it wants a place in a generation. `generation`: the one that it has left; 0: none.
             // `ranks`: those of that one that it has lost; `text`: what has failed there; `rank`:
-            // one more than the rank with which that began, 0 if it does not know
+            // 1 + the rank with which the failure began; 0: unknown
     kListens,     // it is rank 0 of the generation, and listens at `port`
     kJoined,      // it is in the generation, with all others
     kHasHeard,    // that the generation is over

@@ -53,7 +53,6 @@ class AdasumRun : public GroupRun {
   // Where the run is: `kXxx` means that its exchange is under way.
   enum class Step : std::uint8_t { kBegin, kFold, kHalve, kProducts, kGather, kUnfold };
 
-  // [begin, begin + count) of the vector.
   fusion::FusedVector Fuse() const {
     const core::DType dtype = task()->signature().dtype;
     // One window: the tensors lie in it in their own order.

@@ -81,7 +81,7 @@ void P2p::MakeOffer(Message& message) {
   if (answers.expected++ == 0) ListenForAnswer(message.work->peer, answers);
 }
 
-// Those of the line whose memory is there, or which need none, up to the first that waits.
+// Sends what the line has, up to the first message that waits for memory or an answer.
 void P2p::SendReady(const Line& line) {
   const auto unsent = unsent_.find(line);
   if (unsent == unsent_.end()) return;
@@ -161,9 +161,8 @@ bool P2p::Step(std::optional<Failure>* failure) {
   // The answers first: what their sender has started since may wait for what they say.
   for (auto& [peer, answers] : answers_) {
     if (answers.expected == 0) continue;
-    const core::WorkPtr asked = Unanswered(peer);
     if (Status status = TakeAnswers(peer, answers, &moved); !status.ok()) {
-      *failure = FailureOf(status, asked);
+      *failure = FailureOf(status, Unanswered(peer));
       return true;
     }
   }

@@ -32,7 +32,7 @@ using P2pGate = std::shared_ptr<const std::atomic<bool>>;
 class P2pCarrier {
  public:
   virtual ~P2pCarrier() = default;
-  // What the header of a send offers whose turn it is; 0: nothing.
+  // Returns what the header of a send offers when its turn has come; 0: nothing.
   virtual std::uint16_t Offer() = 0;
   // The answer of a receive to such an offer, which is not 0. After kGo this has taken it over.
   virtual P2pAnswer Answer(std::uint16_t offer) = 0;

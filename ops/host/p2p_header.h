@@ -49,9 +49,9 @@ core::Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHe
 struct P2pAnswer {
   enum class Kind : std::uint8_t {
     kHost,   // the message goes through the host
-    kMeet,   // so it does, and `word` says how the two come to the other way
-    kGo,     // the message goes the other way: as the next one from this sender
-    kNever,  // the message goes through the host, and there is no other way
+    kMeet,   // it goes through the host, and `word` says how the two come to the other way
+    kGo,     // it goes the other way, behind those from this sender that were told so before
+    kNever,  // it goes through the host, and there is no other way
   };
   Kind kind = Kind::kHost;
   std::array<std::byte, 128> word{};

@@ -16,10 +16,6 @@ using cuda::CopyKind;
 
 constexpr std::int64_t kAlignment = 64;  // what vector instructions like
 
-std::int64_t BytesOfItem(const GroupItem& item) {
-  return item.signature->ElementCount() * BytesOf(item.signature->dtype);
-}
-
 std::int64_t Place(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
@@ -73,7 +69,7 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
                          HostBounce& bounce) {
   const cuda::Api& cuda = context.stream.device().api();
   std::int64_t bytes = 0;
-  for (const GroupItem& item : group.items) bytes += Place(BytesOfItem(item));
+  for (const GroupItem& item : group.items) bytes += Place(item.signature->Bytes());
   void* memory = nullptr;
   Status status = context.host.Reserve(bytes, &memory);
   if (status.ok()) status = AwaitProducers(context.stream, group);
@@ -83,10 +79,10 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
     bounce.works[i]->input = next;
     bounce.works[i]->output = next;
     if (const void* const input = ReducedInput(item)) {
-      status = cuda::CopyBytes(cuda, next, input, BytesOfItem(item), CopyKind::kDeviceToHost,
+      status = cuda::CopyBytes(cuda, next, input, item.signature->Bytes(), CopyKind::kDeviceToHost,
                                context.stream.handle());
     }
-    next += Place(BytesOfItem(item));
+    next += Place(item.signature->Bytes());
   }
   if (status.ok()) status = AwaitStream(context);
   if (!status.ok()) return status;
@@ -94,7 +90,7 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
   status = AwaitHost(context, bounce);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
     status = cuda::CopyBytes(cuda, group.items[i].work->output, bounce.works[i]->output,
-                             BytesOfItem(group.items[i]), CopyKind::kHostToDevice,
+                             group.items[i].signature->Bytes(), CopyKind::kHostToDevice,
                              context.stream.handle());
   }
   // The pages serve the next group.

@@ -17,14 +17,10 @@ using core::OpKind;
 using core::Status;
 using cuda::CopySegment;
 
-std::int64_t MovedBytes(const GroupItem& item) {
-  return item.signature->ElementCount() * BytesOf(item.signature->dtype);
-}
-
 // Each tensor of a group has memory of its own, as what a group of NCCL's starts runs together.
 std::int64_t ScratchOf(const GroupItem& item) {
   constexpr std::int64_t kMoveAlignment = 16;
-  return (MovedBytes(item) + kMoveAlignment - 1) / kMoveAlignment * kMoveAlignment;
+  return (item.signature->Bytes() + kMoveAlignment - 1) / kMoveAlignment * kMoveAlignment;
 }
 
 // Calls call(item, scratch) for each item that has bytes, as one group. `scratch`: the bytes that
@@ -37,7 +33,7 @@ Status ForEachInGroup(const LaunchContext& context, const GroupTask& task, const
       [&](CommHandle comm) {
         std::int64_t scratch = 0;
         for (const GroupItem& item : task.items) {
-          if (MovedBytes(item) == 0) continue;
+          if (item.signature->Bytes() == 0) continue;
           const Result result = call(comm, item, scratch);
           if (HasFailed(result)) return result;
           scratch += ScratchOf(item);
@@ -97,7 +93,7 @@ Status LaunchBroadcast(const LaunchContext& context, const GroupTask& task) {
                               to = const_cast<void*>(from);
                           }
                           return context.communicator.api().Broadcast(
-                              from, to, static_cast<std::size_t>(MovedBytes(item)),
+                              from, to, static_cast<std::size_t>(item.signature->Bytes()),
                               DataType::kUint8, static_cast<int>(root), comm,
                               context.stream.handle());
                         });
@@ -130,7 +126,7 @@ Status LaunchAllGatherInto(const LaunchContext& context, const GroupTask& task) 
                             to = scratch + largest + members * before;
                           }
                           return context.communicator.api().AllGather(
-                              from, to, static_cast<std::size_t>(MovedBytes(item)),
+                              from, to, static_cast<std::size_t>(item.signature->Bytes()),
                               DataType::kUint8, comm, context.stream.handle());
                         });
 }

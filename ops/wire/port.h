@@ -40,7 +40,8 @@ class Port {
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // How many tags collectives have: from 0 on. Messages have those to Backend::kAnswerTag.
+  // How many tags collectives have: from 0 on. Messages have the tags 0 to
+  // Backend::kAnswerTag.
   virtual std::int64_t tags() const = 0;
 
   // Post starts all of them and never blocks; the Completion is polled by one thread at a time. A
