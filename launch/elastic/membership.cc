@@ -26,6 +26,12 @@ bool Membership::HasAny(State state) const {
                              [state](const auto& one) { return one.second.state == state; });
 }
 
+std::ptrdiff_t Membership::Alive() const {
+  return std::ranges::count_if(workers_, [this](const auto& one) {
+    return one.second.state != State::kEnding && IsListed(one.second);
+  });
+}
+
 std::vector<WorkerId> Membership::Members() const {
   std::vector<WorkerId> members;
   for (const auto& [id, worker] : workers_) {
@@ -137,8 +143,10 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   // One that ends well before it has taken part is of no use where others train, or want to.
   const bool is_alone = generation_ == 0 && !HasAny(State::kReady);
   if (how == WorkerEnd::kFinished && (was.state == State::kMember || is_alone)) {
-    if (!finished_) finished_first_ = NameOf(worker, was.host);
-    if (!finished_) finished_.emplace();
+    if (!finished_) {
+      finished_first_ = NameOf(worker, was.host);
+      finished_.emplace();
+    }
     return;
   }
   last_end_ = NameOf(worker, was.host) + ": " + why;
@@ -175,9 +183,7 @@ void Membership::EndIfNobodyIsLeft() {
   if (finished_ || HasAny(State::kReady) || HasAny(State::kMember)) return;
   const bool is_for_good = is_last_hope_ && !HasAny(State::kStarting);
   if (!has_had_state_ && !is_for_good) return;
-  const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
-  End(code, "all workers have failed; the first that ended: " + why +
-                (has_had_state_ ? std::string(kStartAgain) : ""));
+  EndForGood("all workers have failed");
 }
 
 // The host's next workers have to wait, the longer the sooner its workers fail again.
@@ -332,6 +338,12 @@ void Membership::End(int code, std::string why) {
   if (ended_) return;
   ended_ = true;
   orders_.push_back(EndJob{code, std::move(why)});
+}
+
+void Membership::EndForGood(const std::string& what) {
+  const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
+  End(code,
+      what + "; the first that ended: " + why + (has_had_state_ ? std::string(kStartAgain) : ""));
 }
 
 std::vector<ElasticOrder> Membership::TakeOrders(TimePoint now) {

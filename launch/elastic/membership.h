@@ -18,6 +18,7 @@
 
 #include <chrono>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -157,8 +158,15 @@ class Membership {
   // It was in the generation that is over, and has asked for another one.
   bool IsSurvivor(const Worker& worker) const;
   bool HasAny(State state) const;
+  std::ptrdiff_t Alive() const;  // workers whose places are listed
+  // Those that have trained longest come first.
+  static auto AgeOf(const Worker& worker) {
+    return std::pair(!worker.has_state, worker.first_begun);
+  }
   std::vector<int> FreeSlots(const std::string& name, const Host& host) const;
   std::vector<WorkerId> Candidates() const;
+  // The time at which the job ends if too few have come. Precondition: the generation is over.
+  core::TimePoint LateAt() const;
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
   void GoOver(const std::string& why, core::TimePoint now);
   void TellOver(const std::string& why, core::TimePoint now);
@@ -181,6 +189,8 @@ class Membership {
   void Announce(core::TimePoint now);
   std::string ChangeThatWaits(core::TimePoint now) const;
   void End(int code, std::string why);
+  void EndForGood(const std::string& what);  // with the first failure's code
+  std::string NamesOf(const std::vector<WorkerId>& workers) const;
 
   const ElasticLimits limits_;
   std::map<WorkerId, Worker> workers_;

@@ -32,10 +32,6 @@ bool Membership::EvictOneOfAQuarrel(TimePoint now) {
   std::map<Pair, int> quarrels;
   std::map<WorkerId, int> accusers;
   for (const Suspicion& one : suspicions_) {
-    const auto by = workers_.find(one.of);
-    const auto against = workers_.find(one.against);
-    if (by == workers_.end() || against == workers_.end()) continue;
-    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
     const Pair pair = std::minmax(one.of, one.against);
     quarrels[pair] = quarrels_[pair] + 1;
     ++accusers[one.against];
@@ -72,9 +68,7 @@ std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host
 void Membership::Start(TimePoint now) {
   if (is_last_hope_) return;
   const bool is_first = next_worker_ == 0;
-  auto room = limits_.max_ranks - std::ranges::count_if(workers_, [this](const auto& one) {
-                return one.second.state != State::kEnding && IsListed(one.second);
-              });
+  auto room = limits_.max_ranks - Alive();
   for (const std::string& name : host_order_) {
     const Host& host = hosts_.at(name);
     if (now < host.not_before) continue;
@@ -90,9 +84,9 @@ void Membership::Start(TimePoint now) {
   if (is_first) first_workers_ = next_worker_;
 }
 
-// Candidates are those that have asked, at most as many as there may be: survivors first, then others. One that is
-// listed no more is taken where no other survivor is, or where there are too few. Those of a host
-// follow each other.
+// Candidates are those that have asked, at most as many as there may be: survivors first, then others.
+// One that is listed no more is taken where no other survivor is, or where there are too few. Those of
+// a host follow each other.
 std::vector<WorkerId> Membership::Candidates() const {
   std::vector<WorkerId> survivors;
   std::vector<WorkerId> unlisted;
@@ -105,10 +99,7 @@ std::vector<WorkerId> Membership::Candidates() const {
   }
   // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
   // its group before it had taken the state.
-  const auto age = [&](WorkerId id) {
-    const Worker& worker = workers_.at(id);
-    return std::pair(!worker.has_state, worker.first_begun);
-  };
+  const auto age = [&](WorkerId id) { return AgeOf(workers_.at(id)); };
   const auto have_state = [&](const std::vector<WorkerId>& some) {
     return std::ranges::any_of(some, [&](WorkerId id) { return workers_.at(id).has_state; });
   };
@@ -177,12 +168,9 @@ bool Membership::DropUnreached(TimePoint now) {
   }
   if (sides.size() < 2) return false;
   for (const Suspicion& one : suspicions_) {
-    const auto by = workers_.find(one.of);
-    const auto against = workers_.find(one.against);
-    if (by == workers_.end() || against == workers_.end()) continue;
-    if (!IsSurvivor(by->second) || !IsSurvivor(against->second)) continue;
-    if (by->second.host == against->second.host) continue;
-    sides.at(against->second.host).accusers.insert(by->second.host);
+    const std::string& by = workers_.at(one.of).host;
+    const std::string& against = workers_.at(one.against).host;
+    if (by != against) sides.at(against).accusers.insert(by);
   }
   const bool is_explained =
       std::ranges::any_of(sides, [](const auto& one) { return !one.second.accusers.empty(); });
@@ -245,20 +233,21 @@ bool Membership::GoDownToTheLeast(const std::vector<WorkerId>& chosen, TimePoint
   }
   least_from_ = generation_ + 1;
   std::vector<WorkerId> by_age = chosen;
-  std::ranges::stable_sort(by_age, {}, [this](WorkerId id) {
-    const Worker& worker = workers_.at(id);
-    return std::pair(!worker.has_state, worker.first_begun);
-  });
+  std::ranges::stable_sort(by_age, {}, [this](WorkerId id) { return AgeOf(workers_.at(id)); });
   for (std::size_t i = least; i < by_age.size(); ++i) {
     Drop(by_age[i], "no group has begun with it for " + core::DurationText(limits_.timeout), now);
   }
   return true;
 }
 
+TimePoint Membership::LateAt() const {
+  const bool are_apart = are_apart_ && !HasAny(State::kMember);
+  return (are_apart ? failed_since_ : over_at_) + limits_.timeout;
+}
+
 void Membership::Begin(TimePoint now) {
   if (!IsOver()) return;
-  const bool are_apart = are_apart_ && !HasAny(State::kMember) && failed_since_ != kNever;
-  const bool is_late = now >= (are_apart ? failed_since_ : over_at_) + limits_.timeout;
+  const bool is_late = now >= LateAt();
   std::vector<WorkerId> chosen = Candidates();
   const bool are_enough = static_cast<int>(chosen.size()) >= limits_.min_ranks;
   if (!are_enough && is_late) {
@@ -268,6 +257,13 @@ void Membership::Begin(TimePoint now) {
                       " (--min-np, --elastic-timeout)");
   }
   if (!are_enough || MustWait(chosen, is_late)) return;
+  const auto goes_on = [this](WorkerId id) {
+    const auto found = workers_.find(id);
+    return found != workers_.end() && IsSurvivor(found->second);
+  };
+  // What is said by or of a worker that has gone counts no more.
+  std::erase_if(suspicions_,
+                [&](const Suspicion& one) { return !goes_on(one.of) || !goes_on(one.against); });
   if (GoDownToTheLeast(chosen, now)) return ended_ ? void() : Begin(now);
   if (DropUnreached(now) || EvictOneOfAQuarrel(now) || DropThoseThatNeverJoin(now))
     return Begin(now);
@@ -279,11 +275,9 @@ void Membership::Begin(TimePoint now) {
   const bool has_state =
       std::ranges::any_of(chosen, [&](WorkerId id) { return workers_.at(id).has_state; });
   if (has_had_state_ && !has_state) {
-    const auto& [why, code] = first_failure_.value_or(std::pair(last_end_, 1));
-    return End(code,
-               "nobody is left who has trained, and the workers that are there would begin "
-               "again from nothing; the first that ended: " +
-                   why + std::string(kStartAgain));
+    return EndForGood(
+        "nobody is left who has trained, and the workers that are there would begin again from "
+        "nothing");
   }
   ++generation_;
   first_failure_.reset();

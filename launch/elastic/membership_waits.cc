@@ -11,41 +11,36 @@ namespace sirtaki::launch {
 
 using core::TimePoint;
 
-namespace {
-
 // "worker 1 on host b and 2 more"
-std::string NamesOf(const std::vector<std::string>& names) {
-  return names.front() +
-         (names.size() > 1 ? " and " + std::to_string(names.size() - 1) + " more" : "");
+std::string Membership::NamesOf(const std::vector<WorkerId>& workers) const {
+  return NameOf(workers.front(), workers_.at(workers.front()).host) +
+         (workers.size() > 1 ? " and " + std::to_string(workers.size() - 1) + " more" : "");
 }
-
-}  // namespace
 
 Membership::Wait Membership::WaitsFor() const {
   if (ended_) return {};
-  std::vector<std::string> starting;
-  std::vector<std::string> members;
-  std::vector<std::string> not_joined;
-  std::vector<std::string> ending;
+  std::vector<WorkerId> starting;
+  std::vector<WorkerId> members;
+  std::vector<WorkerId> not_joined;
+  std::vector<WorkerId> ending;
   TimePoint starts_by = kNever;
   TimePoint leaves_by = TimePoint::min();
   TimePoint ends_by = TimePoint::min();
   bool has_old = false;
   for (const auto& [id, worker] : workers_) {
-    const std::string name = NameOf(id, worker.host);
     has_old = has_old || (worker.state == State::kReady && worker.member_of > 0);
     switch (worker.state) {
       case State::kStarting:
-        starting.push_back(name);
+        starting.push_back(id);
         starts_by = std::min(starts_by, worker.since + limits_.timeout);
         break;
       case State::kMember:
-        members.push_back(name);
-        if (!worker.joined) not_joined.push_back(name);
+        members.push_back(id);
+        if (!worker.joined) not_joined.push_back(id);
         leaves_by = std::max(leaves_by, MustAnswerBy(worker));
         break;
       case State::kEnding:
-        ending.push_back(name);
+        ending.push_back(id);
         ends_by = std::max(ends_by, std::min(worker.ends_by, worker.since + limits_.timeout));
         break;
       case State::kReady:
@@ -54,7 +49,7 @@ Membership::Wait Membership::WaitsFor() const {
   }
   const std::string generation = "generation " + std::to_string(generation_);
   if (finished_) {
-    std::vector<std::string>& left = members.empty() ? ending : members;
+    const std::vector<WorkerId>& left = members.empty() ? ending : members;
     if (left.empty()) return {};
     return {NamesOf(left) + " to end: the program has ended on " + finished_first_, kNever};
   }
@@ -64,7 +59,7 @@ Membership::Wait Membership::WaitsFor() const {
   }
   if (!members.empty()) return {NamesOf(members) + " to leave " + generation, leaves_by};
   const auto missing = limits_.min_ranks - static_cast<int>(Candidates().size());
-  const TimePoint late = over_at_ + limits_.timeout;
+  const TimePoint late = LateAt();
   if (!starting.empty() && (missing > 0 || !has_old)) {
     return {NamesOf(starting) + ", whose program has not called init()", std::min(late, starts_by)};
   }
@@ -79,10 +74,7 @@ Membership::Wait Membership::WaitsFor() const {
 std::vector<Membership::LeftOut> Membership::HostsLeftOut(TimePoint now) const {
   std::vector<LeftOut> left_out;
   if (ended_ || finished_ || is_last_hope_) return left_out;
-  const auto alive = std::ranges::count_if(workers_, [this](const auto& one) {
-    return one.second.state != State::kEnding && IsListed(one.second);
-  });
-  if (alive >= limits_.max_ranks) return left_out;
+  if (Alive() >= limits_.max_ranks) return left_out;
   for (const std::string& name : host_order_) {
     const Host& host = hosts_.at(name);
     TimePoint orphans = TimePoint::min();

@@ -529,6 +529,34 @@ TEST(MembershipTest, WhereTooFewReachEachOtherTheJobEndsWithinTheTimeout) {
 )");
 }
 
+TEST(MembershipTest, WhereHostsDoNotReachEachOtherTheTimeThatIsToldIsTheOneAtWhichTheJobEnds) {
+  EXPECT_EQ(Played(Limits(2, 2), R"(0 hosts a:1,b:1
+    1 ready 0,1
+    1.1 joined 0,1 1
+    2 ready 0 lost 1
+    2 ready 1 lost 0
+    22 ready 0 lost 1
+    22 ready 1 lost 0
+    42 ready 0 lost 1
+    42 ready 1 lost 0
+    42.1 failed 1
+    43 tell
+    70 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+1 begin 1 with 0,1
+2 end 1 for 1: worker 0 on host a has asked for another group
+2 begin 2 with 0,1
+22 end 2 for 1: worker 0 on host a has asked for another group
+22 begin 3 with 0,1
+42 end 3 for 1: worker 0 on host a has asked for another group
+42 kill 1: no group begins with it: its host and host a do not reach each other; look at the network between them
+43 start 2 on b:0
+43 waits for worker 2 on host b, whose program has not called init() until 62
+62 end of the job, 1: only 1 of at least 2 workers are there after 60 s; the last that ended: worker 1 on host b: no group begins with it: its host and host a do not reach each other; look at the network between them (--min-np, --elastic-timeout)
+)");
+}
+
 // Nobody else misses one that is stopped and alone.
 TEST(MembershipTest, AMemberThatDoesNotHearOfAChangeIsStopped) {
   EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1
