@@ -184,7 +184,7 @@ class ElasticJob {
   void Do(const EndWorker& order) {
     Worker& worker = workers_[order.worker];
     worker.doomed = true;
-    news_.TellLeft(decided_, {order.worker, worker.host}, "is ended: " + order.why, Clock::now());
+    news_.TellLeft({order.worker, worker.host}, "is ended: " + order.why, Clock::now());
     Send(order.worker, SignalMessage{SIGKILL});
     if (worker.connection == nullptr) EndStarterOf(order.worker);
   }
@@ -200,7 +200,8 @@ class ElasticJob {
     change_ = order;
     std::vector<int> leaving;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-      const bool leaves = std::ranges::find(order.leaving, members_[rank]) != order.leaving.end();
+      const WorkerId member = members_[rank].worker;
+      const bool leaves = std::ranges::find(order.leaving, member) != order.leaving.end();
       if (leaves) leaving.push_back(static_cast<int>(rank));
     }
     for (const WorkerId member : membership_.Members()) {
@@ -221,11 +222,9 @@ class ElasticJob {
     }
   }
   void Do(const BeginGeneration& order) {
-    const auto places = Places(order.members);
-    news_.TellDecided(order.generation, places, Clock::now());
-    decided_ = order.generation;
-    members_ = order.members;
-    for (const Generation::Member& place : places) hosts_of_members_[place.worker] = place.host;
+    members_.clear();
+    for (const WorkerId id : order.members) members_.push_back({id, workers_.at(id).host});
+    news_.TellDecided(order.generation, members_, Clock::now());
     left_to_join_ = order.members.size();
     left_to_train_ = order.members.size();
     beginning_ = Beginning{order.generation, order.members};
@@ -234,20 +233,6 @@ class ElasticJob {
     Tell(order.members.front(), {Kind::kPlace, order.generation, 0, size, 0, address, {}});
   }
   void Do(const EndJob& order) { End(order.code, order.why); }
-
-  // One that has ended meanwhile is known as a member alone.
-  std::string HostOf(WorkerId worker) const {
-    const auto found = workers_.find(worker);
-    if (found != workers_.end()) return found->second.host;
-    const auto place = hosts_of_members_.find(worker);
-    return place == hosts_of_members_.end() ? "(it has ended)" : place->second;
-  }
-
-  std::vector<Generation::Member> Places(const std::vector<WorkerId>& members) const {
-    std::vector<Generation::Member> places;
-    for (const WorkerId member : members) places.push_back({member, workers_.at(member).host});
-    return places;
-  }
 
   // The address is where the others reach rank 0: if it is on this machine, where one of them has reached us.
   std::string AddressOfFirst(const std::vector<WorkerId>& members) const {
@@ -329,7 +314,7 @@ class ElasticJob {
       case Kind::kHasState:
         membership_.NoteState(worker);
         if (notice.generation == membership_.generation() && --left_to_train_ == 0) {
-          news_.TellTrains(notice.generation, members_.front(), now);
+          news_.TellTrains(notice.generation, members_.front().worker, now);
         }
         return;
       case Kind::kCannotGoOn:
@@ -346,14 +331,13 @@ class ElasticJob {
     std::vector<WorkerId> suspects;
     for (const int rank : notice.ranks) {
       const bool is_known = leaves && rank < static_cast<int>(members_.size());
-      if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)]);
+      if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)].worker);
     }
     if (leaves) {
       news_.NoteFailure(now);
       // With no text nothing has failed, or its program alone knows what.
       if (!notice.text.empty()) {
-        news_.TellOver(notice.generation,
-                       FailureName(worker, notice, suspects) + ": " + notice.text, now);
+        news_.TellOver(notice.generation, FailureName(worker, notice) + ": " + notice.text, now);
       } else if (change_.generation == notice.generation) {  // the first that leaves for it
         news_.history().NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
@@ -362,15 +346,13 @@ class ElasticJob {
   }
 
   // The worker with which the failure began, as far as the one that asks knows.
-  std::string FailureName(WorkerId asking, const ElasticNotice& notice,
-                          const std::vector<WorkerId>& suspects) const {
-    const std::string name = NameOf(asking, HostOf(asking));
-    if (!suspects.empty())
-      return name + " has lost " + NameOf(suspects.front(), HostOf(suspects.front()));
-    const int origin = notice.rank - 1;
-    if (origin < 0 || origin >= static_cast<int>(members_.size())) return name;
-    const WorkerId culprit = members_[static_cast<std::size_t>(origin)];
-    return NameOf(culprit, HostOf(culprit));
+  std::string FailureName(WorkerId asking, const ElasticNotice& notice) const {
+    const std::string name = NameOf(asking, workers_.at(asking).host);
+    const bool has_lost = !notice.ranks.empty();
+    const auto rank = static_cast<std::size_t>(has_lost ? notice.ranks.front() : notice.rank - 1);
+    if (rank >= members_.size()) return name;  // also where none is named
+    const std::string other = NameOf(members_[rank].worker, members_[rank].host);
+    return has_lost ? name + " has lost " + other : other;
   }
 
   void TellPlaces(WorkerId worker, const ElasticNotice& notice) {
@@ -406,8 +388,8 @@ class ElasticJob {
     if (found == workers_.end()) return;
     output_.Finish(id);
     if (!is_ending() && how != WorkerEnd::kFinished && !found->second.doomed) {
-      news_.TellLeft(membership_.generation(), {id, found->second.host},
-                     (how == WorkerEnd::kLost ? "is lost: " : "") + why, Clock::now());
+      news_.TellLeft({id, found->second.host}, (how == WorkerEnd::kLost ? "is lost: " : "") + why,
+                     Clock::now());
     }
     workers_.erase(found);
     membership_.NoteEnd(id, how, why, Clock::now(), code);
@@ -481,11 +463,9 @@ class ElasticJob {
   Membership membership_;
   std::vector<std::pair<std::string, std::string>> variables_;  // for what starts workers
   std::map<WorkerId, Worker> workers_;
-  std::vector<WorkerId> members_;                     // of the generation, by rank
-  std::map<WorkerId, std::string> hosts_of_members_;  // of any generation
+  std::vector<Generation::Member> members_;  // of the generation, by rank
   std::size_t left_to_join_ = 0;
   std::size_t left_to_train_ = 0;
-  int decided_ = 0;        // the generation that was told last
   AnnounceChange change_;  // the last, until a worker leaves for it
   Beginning beginning_;
   Connections connections_;

@@ -29,6 +29,7 @@ void JobNews::Say(const std::string& text) const {
 void JobNews::TellDecided(int generation, const std::vector<Generation::Member>& members,
                           TimePoint now) {
   Say("generation " + std::to_string(generation) + ": " + MembersText(members));
+  decided_ = generation;
   decided_at_ = now;
   history_.NoteDecided(generation, members, now);
 }
@@ -61,10 +62,9 @@ void JobNews::TellOver(int generation, const std::string& why, TimePoint now) {
   Say("generation " + std::to_string(generation) + " is over: " + why);
 }
 
-void JobNews::TellLeft(int generation, const Generation::Member& worker, const std::string& how,
-                       TimePoint now) {
+void JobNews::TellLeft(const Generation::Member& worker, const std::string& how, TimePoint now) {
   Say(NameOf(worker.worker, worker.host) + " " + how);
-  history_.NoteLeft(generation, worker, how, now);
+  history_.NoteLeft(decided_, worker, how, now);
 }
 
 std::string JobNews::HowItEnded(const Generation::Member& worker, const EndMessage& end,
@@ -72,12 +72,7 @@ std::string JobNews::HowItEnded(const Generation::Member& worker, const EndMessa
   const auto failure =
       JudgeEnd(worker.worker, worker.host, end, output_.LastErrorLines(worker.worker));
   *code = failure ? failure->code : 0;
-  const std::string name =
-      "rank " + std::to_string(worker.worker) + " on host " + core::Escaped(worker.host) + " ";
-  const bool is_known = failure && failure->text.starts_with(name);
-  const std::string how = is_known ? failure->text.substr(name.size()) : "";
-  // What a signal may mean would stand in each line about it.
-  return how.empty() || how.starts_with("died of ") ? EndText(end) : how;
+  return failure ? failure->how : EndText(end);
 }
 
 void JobNews::TellWaits(const Membership::Wait& wait, const std::vector<Membership::LeftOut>& hosts,

@@ -33,9 +33,8 @@ class JobNews {
   void NoteFailure(core::TimePoint now);
   void TellOver(int generation, const std::string& why, core::TimePoint now);
 
-  // A worker is gone in the time of this generation.
-  void TellLeft(int generation, const Generation::Member& worker, const std::string& how,
-                core::TimePoint now);
+  // A worker is gone in the time of the generation that was told last.
+  void TellLeft(const Generation::Member& worker, const std::string& how, core::TimePoint now);
 
   // The text says what its program has thrown or raised, if its last words tell. `code`: what a job ends
   // with by it.
@@ -49,6 +48,7 @@ class JobNews {
  private:
   const JobOutput& output_;
   History history_;
+  int decided_ = 0;  // the generation that was told last
   core::TimePoint decided_at_{};
   core::TimePoint joined_at_{};
   core::TimePoint over_at_ = core::TimePoint::max();  // the generation before; max: it goes on

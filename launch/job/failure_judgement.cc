@@ -125,53 +125,49 @@ std::string SignalName(int signal) {
 
 std::optional<Failure> JudgeEnd(int rank, const std::string& host, const EndMessage& end,
                                 const std::deque<std::string>& last_lines) {
+  if (end.kind == EndKind::kExited && end.value == 0) return std::nullopt;
   Failure failure;
   failure.rank = rank;
   failure.last_lines = last_lines;
+  failure.how = EndText(end);
+  std::string hint;
   switch (end.kind) {
     case EndKind::kExited:
-      if (end.value == 0) return std::nullopt;
       failure.code = end.value;
       failure.follows = IsAboutAnother(rank, last_lines);
-      failure.text = WhoIs(rank, host);
-      if (end.value == kUncaughtOfPython) {
-        if (const std::string raised = TakeRaised(&failure.last_lines); !raised.empty()) {
-          failure.text += " raised " + raised;
-          if (raised == "ModuleNotFoundError: No module named 'horovod'") {
-            failure.text += ": sirtakirun --as-horovod runs such a program on Sirtaki";
-          }
-          return failure;
+      if (std::string raised =
+              end.value == kUncaughtOfPython ? TakeRaised(&failure.last_lines) : "";
+          !raised.empty()) {
+        failure.how = "raised " + raised;
+        if (raised == "ModuleNotFoundError: No module named 'horovod'") {
+          failure.how += ": sirtakirun --as-horovod runs such a program on Sirtaki";
         }
-      }
-      failure.text += " ended with exit code " + std::to_string(end.value);
-      if (end.value == kOrphanOfPmix) {
-        failure.text +=
-            ": its MPI gave up, as it does when its launcher's process on the host dies";
+      } else if (end.value == kOrphanOfPmix) {
+        failure.how += ": its MPI gave up, as it does when its launcher's process on the host dies";
       } else if (LacksLibraries(end, last_lines)) {
-        failure.text +=
+        failure.how +=
             ": a library is missing, or is of another version than the program: sirtakirun "
             "--check-build says which LibTorch Sirtaki needs, and which is there";
       }
-      return failure;
+      break;
     case EndKind::kSignalled:
       failure.code = 128 + end.value;
       // SIGPIPE: whom it was connected with is gone.
       failure.follows = end.told || end.value == SIGPIPE || IsAboutAnother(rank, last_lines);
-      failure.text = WhoIs(rank, host);
-      if (end.value == SIGABRT) {
-        if (const std::string thrown = TakeThrown(&failure.last_lines); !thrown.empty()) {
-          failure.text += " threw " + thrown;
-          return failure;
-        }
+      if (std::string thrown = end.value == SIGABRT ? TakeThrown(&failure.last_lines) : "";
+          !thrown.empty()) {
+        failure.how = "threw " + thrown;
+      } else {
+        hint = Hint(end.value);
       }
-      failure.text += " died of " + SignalName(end.value) + Hint(end.value);
-      return failure;
+      break;
     case EndKind::kNotStarted:
       failure.code = 127;
       failure.may_pass = false;
       failure.text = WhoIs(rank, host) + ": " + core::Escaped(end.text);
       return failure;
   }
+  failure.text = WhoIs(rank, host) + " " + failure.how + hint;
   return failure;
 }
 

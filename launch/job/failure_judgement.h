@@ -24,6 +24,7 @@ struct Failure {
   bool lost = false;  // its rank's connection ended without a word
   std::string fault;  // of the group, which a rank has told before
   int rank = -1;      // that failed; -1: it is not about one
+  std::string how;    // its process has ended, without hints: "died of SIGKILL"; empty: it is lost
   bool operator==(const Failure&) const = default;
 };
 

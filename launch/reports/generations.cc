@@ -93,11 +93,10 @@ std::string OneText(const Generation& generation, const Generation* before) {
                              std::to_string(note.workers.empty() ? -1 : note.workers.front()) +
                              " on host " + core::Escaped(note.host);
     const std::string how = core::Escaped(note.text);
-    std::string_view said = how;  // already, by the line before
-    for (const std::string_view begin : {"is lost: ", "is ended: "}) {
-      if (said.starts_with(begin)) said.remove_prefix(begin.size());
-    }
-    if (core::Escaped(generation.why_over) == name + ": " + std::string(said)) continue;
+    // The line before may have said so, without "is lost: ".
+    const std::string over = core::Escaped(generation.why_over);
+    const std::string begin = name + ": ";
+    if (over.starts_with(begin) && how.ends_with(over.substr(begin.size()))) continue;
     text += "     " + name + " " + how + "\n";
   }
   return text;

@@ -461,7 +461,7 @@ DeviceP2p::HostPart DeviceP2p::Start(core::WorkPtr work, core::TimePoint now) {
 
 std::vector<core::RunningOperation> DeviceP2p::Running() const { return impl_->Running(); }
 
-void DeviceP2p::Abandon(const core::Status& why) {
+void DeviceP2p::Abandon(const Status& why) {
   impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }
 
