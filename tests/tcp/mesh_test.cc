@@ -24,7 +24,7 @@ constexpr int kMeshSize = 3;
 Place MeshPlaceOf(int rank) { return {rank, kMeshSize, "127.0.0.1", 0, kMeshSecret}; }
 
 // Rank 0 lets the first calls down, as a host that is held up does, and is reached later.
-TEST(MeshTest, ARankThatIsReachedAtLastIsNotTheOneThatIsMissing) {
+TEST(TcpMeshTest, ARankThatIsReachedAtLastIsNotTheOneThatIsMissing) {
   Tasks tasks;
   tcp::acceptor first(tasks.io(), {asio::ip::address_v4::loopback(), 0});
   const tcp::endpoint end = first.local_endpoint();
