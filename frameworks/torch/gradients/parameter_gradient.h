@@ -231,8 +231,11 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool shared_ = false;
   std::uint64_t averages_ = 0;
   GradientHistory history_;
-  bool delivered_ = false;             // an average, since it was last noted
-  at::Tensor shard_;                   // of it, if its work has brought it
+  bool delivered_ = false;  // an average, since it was last noted
+  at::Tensor shard_;        // of it, if its work has brought it
+  // A small gradient was moved into this tensor, which serves again as long as nobody keeps it. It is
+  // undefined once somebody did, as Python does with each gradient that it has looked at.
+  std::optional<at::Tensor> moved_;
   std::shared_ptr<session::Gpu> gpu_;  // that it was last on
   Seen seen_;
   std::optional<UnderWay> under_way_;

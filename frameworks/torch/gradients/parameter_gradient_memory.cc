@@ -12,9 +12,21 @@
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/tensors/cpu_allocator.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
+namespace {
+
+// Whether nobody has kept the tensor that an earlier gradient was moved into, and it is what
+// EmptyForBackend would make.
+bool IsVacantLike(const at::Tensor& moved, const at::Tensor& like, at::IntArrayRef strides) {
+  return moved.defined() && moved.use_count() == 1 && moved.storage().use_count() == 1 &&
+         moved.is_cpu() && like.is_cpu() && moved.dtype() == like.dtype() &&
+         moved.sizes() == like.sizes() && moved.strides() == strides;
+}
+
+}  // namespace
 
 // Nobody else has it, so that its place may change: a backward that found no gradient has made it,
 // or nothing but `.grad` refers to it and to its memory.
@@ -45,9 +57,14 @@ at::Tensor ParameterGradient::PlaceDense(const BucketPart& part) {
     NoteOverwritten(found);
     return found;
   }
-  at::Tensor placed = EmptyForBackend(found, part.strides, session);
+  const bool serves = moves && moved_ && IsVacantLike(*moved_, found, part.strides);
+  at::Tensor placed = serves ? *moved_ : EmptyForBackend(found, part.strides, session);
+  // Hooks and the like were of the last gradient.
+  if (serves) placed.unsafeGetTensorImpl()->set_autograd_meta(nullptr);
   placed.copy_(found);
   if (!moves) return placed;
+  const bool is_small = found.is_cpu() && found.nbytes() < kPoolTensorBytes;
+  if (!serves) moved_ = !moved_ && is_small ? placed : at::Tensor();
   what_.parameter.mutable_grad() = placed;
   found = placed;
   under_way_->shares = false;

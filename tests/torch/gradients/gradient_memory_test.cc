@@ -133,6 +133,43 @@ TEST(GradientMemoryTest, ZeroedInPlaceTheyStayWhereTheyAre) {
   });
 }
 
+TEST(GradientMemoryTest, ASmallOneMovesIntoTheSameTensorUntilTheProgramKeepsIt) {
+  RunPooled(2, [](int rank) {
+    auto weight = torch::zeros({50}, torch::requires_grad());
+    const NamedTensors names = {{"weight", weight}};
+    auto optimizer = DistributedOptimizer(SGD({weight}, SGDOptions(1.0)), names);
+    const auto step = [&](int number) {
+      (weight.sum() * (rank + number)).backward();
+      optimizer.step();
+      EXPECT_TRUE(InPool(weight.grad()));
+      EXPECT_TRUE(
+          torch::equal(weight.grad(), torch::full({50}, static_cast<float>(number) + 0.5f)));
+      EXPECT_FALSE(weight.grad().requires_grad());
+    };
+    step(1);
+    const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> first(
+        weight.grad().getIntrusivePtr());
+    weight.mutable_grad().set_requires_grad(true);
+    optimizer.zero_grad();
+    EXPECT_EQ(first.use_count(), 1U);
+    step(2);
+    EXPECT_EQ(weight.grad().unsafeGetTensorImpl(), first._unsafe_get_target());
+    const torch::Tensor kept = weight.grad();
+    const torch::Tensor part = kept.slice(0, 10);
+    for (int number = 3; number < 6; ++number) {
+      optimizer.zero_grad();
+      step(number);
+      EXPECT_NE(weight.grad().unsafeGetTensorImpl(), kept.unsafeGetTensorImpl());
+    }
+    EXPECT_TRUE(torch::equal(kept, torch::full({50}, 2.5f)));
+    EXPECT_TRUE(torch::equal(part, torch::full({40}, 2.5f)));
+    const c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> last(
+        weight.grad().getIntrusivePtr());
+    optimizer.zero_grad();
+    EXPECT_EQ(last.use_count(), 0U);
+  });
+}
+
 TEST(GradientMemoryTest, WhatTheProgramHoldsStaysAsItIs) {
   RunPooled(2, [](int rank) {
     auto weight = torch::zeros({5000}, torch::requires_grad());
