@@ -1,8 +1,9 @@
 // Trains in an elastic job until it is killed: python/elastic.py by the C++ API.
 //
-//   sirtakirun --elastic -H ... elastic FOLDER
+//   sirtakirun --elastic -H ... elastic [BATCH] FOLDER
 //
-// FOLDER gets the events that reference/course.py describes.
+// BATCH is a rank's number of rows, 16 unless it is given: a larger one makes longer steps. FOLDER
+// gets the events that reference/course.py describes.
 #include <sirtaki/torch.h>
 
 #include <torch/nn/functional/loss.h>
@@ -16,6 +17,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -29,7 +31,6 @@ namespace {
 
 constexpr std::int64_t kCommitEvery = 10;
 constexpr std::array<std::int64_t, 4> kWidths = {256, 768, 768, 10};
-constexpr std::int64_t kBatch = 16;
 
 // The time by the clock that all hosts of this machine share.
 double Now() { return Seconds(Clock::now().time_since_epoch()); }
@@ -83,7 +84,7 @@ class Course {
   int group_ = 0;
 };
 
-int Main(const std::string& folder) {
+int Main(std::int64_t batch, const std::string& folder) {
   Course course(folder);
   at::manual_seed(0);
   torch::nn::Sequential net;
@@ -92,8 +93,8 @@ int Main(const std::string& folder) {
     net->push_back(torch::nn::Linear(kWidths[layer - 1], kWidths[layer]));
   }
   at::manual_seed(static_cast<std::uint64_t>(getpid()));
-  const at::Tensor inputs = at::randn({kBatch, kWidths.front()});
-  const at::Tensor targets = at::randint(kWidths.back(), {kBatch}, at::kLong);
+  const at::Tensor inputs = at::randn({batch, kWidths.front()});
+  const at::Tensor targets = at::randint(kWidths.back(), {batch}, at::kLong);
   // The others wait for what comes behind.
   course.Ready();
   init();
@@ -121,10 +122,11 @@ int Main(const std::string& folder) {
 }  // namespace sirtaki::benchmarks
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: elastic FOLDER\n");
+  const std::int64_t batch = argc == 3 ? std::strtoll(argv[1], nullptr, 10) : 16;
+  if (argc < 2 || argc > 3 || batch <= 0) {
+    std::fprintf(stderr, "usage: elastic [BATCH] FOLDER\n");
     return 2;
   }
-  return sirtaki::benchmarks::Guarded("elastic",
-                                      [&] { return sirtaki::benchmarks::Main(argv[1]); });
+  return sirtaki::benchmarks::Guarded(
+      "elastic", [&] { return sirtaki::benchmarks::Main(batch, argv[argc - 1]); });
 }
