@@ -46,17 +46,20 @@ TEST(NcclTraceTest, GroupsOfADeviceFollowEachOther) {
     // The rendezvous of the communicator goes over the host.
     std::erase_if(events, [](const Event& event) { return event.track != Track::kDevice; });
     core::TimePoint reached{};
-    std::map<std::uint64_t, core::TimePoint> there;  // by number, the inputs
+    // By number: the group has begun, its turn has come, or its inputs are there.
+    std::map<std::uint64_t, core::TimePoint> from;
     std::uint64_t finished = 0;
     for (const Event& event : events) {
       EXPECT_EQ(event.bytes, 400);
       EXPECT_EQ(event.count, 1U);
-      if (event.kind == EventKind::kWait) {  // what makes the inputs is not what moves them
-        there[event.number] = event.end;
+      if (event.kind == EventKind::kBegin) {
+        from[event.number] = event.begin;
+      } else if (event.kind == EventKind::kWait) {  // what makes the inputs is not what moves them
+        EXPECT_EQ(event.begin, std::max(from.at(event.number), reached));
+        from[event.number] = event.end;
       } else if (event.kind == EventKind::kMove) {
         EXPECT_EQ(event.text(), "nccl");
-        EXPECT_EQ(event.begin, there.at(event.number));
-        EXPECT_GE(event.begin, reached);
+        EXPECT_EQ(event.begin, std::max(from.at(event.number), reached));
         reached = event.end;
       } else if (event.kind == EventKind::kFinish) {
         EXPECT_EQ(event.number, ++finished);
