@@ -64,7 +64,7 @@ class Lanes : public core::Executor {
   class Nccl;  // opened when a lane first needs it
   using Slot = std::uint32_t;
 
-  // Whether NCCL may not share what direct communicators need.
+  // Direct communicators need what NCCL may not share.
   bool lacks_sharing() const { return options_.nccl_direct && !options_.nccl_shares; }
   void StartOnDevice(std::shared_ptr<GroupTask> group);
   // The lane of the group's slot. Null: this rank has joined and never used the slot.

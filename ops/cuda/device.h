@@ -147,7 +147,8 @@ class Stream {
   StreamHandle handle_;
 };
 
-// Whether the device does all that is in the stream within the limit; false also after its errors.
+// Returns true if the device does all that is in the stream within the limit; false also after its
+// errors.
 bool ComesToItsEnd(const Stream& stream, EventPool& events, core::Duration limit);
 
 }  // namespace sirtaki::ops::cuda

@@ -101,7 +101,6 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   // `concerned`: the group that has failed, which was launched perhaps; null: none.
   void EndBadly(GroupTaskPtr concerned) SIRTAKI_EXCLUDES(mutex);
   void LeaveAll(GroupTaskPtr concerned);
-  // Whether the stream has come to its end, for which it waits a moment.
   void Tell(const DeviceTask& task, const core::Status& verdict) SIRTAKI_EXCLUDES(mutex);
   Patience patience() const { return {options.limit, &stop(), in_call.get()}; }
 

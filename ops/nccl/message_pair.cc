@@ -160,9 +160,10 @@ Status MessagePair::Make() {
   }
   const int from = sends_ ? rank_ : peer_;
   const int to = sends_ ? peer_ : rank_;
+  // The events are there when the stream is: End waits for it by one of them.
+  events_ = std::make_unique<cuda::EventPool>(options_.device);
   Status status = cuda::Stream::Make(options_.device, &stream_);
   if (!status.ok()) return status;
-  events_ = std::make_unique<cuda::EventPool>(options_.device);
   const Choices choices{
       .name = "sirtaki, messages from rank " + std::to_string(from) + " to " + std::to_string(to),
       .ranks = "ranks " + std::to_string(from) + " and " + std::to_string(to),

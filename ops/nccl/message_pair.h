@@ -74,7 +74,7 @@ class MessagePair : public core::LeavableThread {
   void Take(const P2pAnswer& answer, const PairMessage& message) SIRTAKI_EXCLUDES(mutex);
   // The receiver's side. After kGo the message is launched behind those before it.
   P2pAnswer Answer(std::uint16_t offer, const PairMessage& message) SIRTAKI_EXCLUDES(mutex);
-  // Whether no message is offered or asked after any more: it goes through the host at once. A receiver
+  // True once messages are neither offered nor asked after: they go through the host at once. A receiver
   // that refuses says so to the sender once, by an answer.
   bool IsGivenUp() const SIRTAKI_EXCLUDES(mutex);
 

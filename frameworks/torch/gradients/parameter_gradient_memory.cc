@@ -18,12 +18,12 @@
 namespace sirtaki::detail {
 namespace {
 
-// Whether nobody has kept the tensor that an earlier gradient was moved into, and it is what
-// EmptyForBackend would make.
+// The tensor into which an earlier gradient was moved serves again if nobody has kept it and it is what
+// EmptyForBackend would make. It is on the CPU.
 bool IsVacantLike(const at::Tensor& moved, const at::Tensor& like, at::IntArrayRef strides) {
   return moved.defined() && moved.use_count() == 1 && moved.storage().use_count() == 1 &&
-         moved.is_cpu() && like.is_cpu() && moved.dtype() == like.dtype() &&
-         moved.sizes() == like.sizes() && moved.strides() == strides;
+         like.is_cpu() && moved.dtype() == like.dtype() && moved.sizes() == like.sizes() &&
+         moved.strides() == strides;
 }
 
 }  // namespace

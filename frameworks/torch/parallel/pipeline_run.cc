@@ -19,7 +19,6 @@
 #include <numeric>
 #include <set>
 
-#include "core/base/text.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "session/session_observability.h"
@@ -99,22 +98,23 @@ const void* MemoryOf(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-// Which outputs of a stage somebody else has as well, who may write them again: a module's buffer, or
-// a view of it. Results of operators are not among them; the graph keeps some of these for itself.
-std::vector<bool> HeldElsewhere(const std::vector<at::Tensor>& outputs) {
+// Returns the outputs of a stage that somebody else has and may write again: a module's buffer, or a view
+// of it. Results of operators are not among them; the graph keeps some of these for itself.
+std::set<const void*> HeldElsewhere(const std::vector<at::Tensor>& outputs) {
   std::map<const void*, std::size_t> here;  // references that are the outputs' own
   for (const at::Tensor& output : outputs) {
     if (!output.defined()) continue;
     ++here[output.unsafeGetTensorImpl()];
     if (output.is_view()) ++here[output._base().unsafeGetTensorImpl()];
   }
-  std::vector<bool> held;
+  std::set<const void*> held;
   for (const at::Tensor& output : outputs) {
     const auto is_held = [&](const at::TensorBase& tensor) {
       return tensor.use_count() > here[tensor.unsafeGetTensorImpl()];
     };
-    held.push_back(output.defined() && !output.requires_grad() &&
-                   (is_held(output) || (output.is_view() && is_held(output._base()))));
+    const bool others_have = output.defined() && !output.requires_grad() &&
+                             (is_held(output) || (output.is_view() && is_held(output._base())));
+    if (others_have) held.insert(output.unsafeGetTensorImpl());
   }
   return held;
 }
@@ -380,9 +380,10 @@ void PipelineRun::TakeLoss(const Instruction& pass, const Tensors& outputs, Kept
   if (outputs.empty()) ThrowInvalid(StageText(plan_, pass.stage) + " returns no tensor");
   if (wants_outputs_) {
     Tensors detached;
-    const std::vector<bool> held = HeldElsewhere(outputs);
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      detached.push_back(held[i] ? outputs[i].detach().clone() : outputs[i].detach());
+    const auto held = HeldElsewhere(outputs);
+    for (const at::Tensor& output : outputs) {
+      detached.push_back(output.detach());
+      if (held.contains(output.unsafeGetTensorImpl())) detached.back() = output.detach().clone();
     }
     outputs_.push_back(std::move(detached));
   }
@@ -413,11 +414,7 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
         std::to_string(names.size()) + " skip connections");
   }
   const std::size_t main = outputs.size() - names.size();
-  const std::vector<bool> held = HeldElsewhere(outputs);
-  std::map<const void*, bool> is_held;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].defined()) is_held[outputs[i].unsafeGetTensorImpl()] = held[i];
-  }
+  const auto held = HeldElsewhere(outputs);
   std::map<Edge, Tensors> over;
   std::map<const void*, std::set<Edge>> edges_with;  // this memory
   for (const Edge& edge : edges) {
@@ -436,16 +433,15 @@ void PipelineRun::HandOn(const Instruction& pass, const Tensors& outputs, Kept* 
     std::size_t place = 0;
     HandedOver& made = activations_[{edge, pass.micro_batch}];
     for (at::Tensor& tensor : handed) {
-      // A module writes its buffers again, while they are on their way or wait for another stage.
-      bool clones = is_held[tensor.unsafeGetTensorImpl()];
+      const void* const memory = MemoryOf(tensor);
+      // A module writes its buffers again, and a stage of this rank may change it in place, while it is
+      // on its way or waits for another stage.
+      const bool clones = held.contains(tensor.unsafeGetTensorImpl()) ||
+                          (stays && memory != nullptr && edges_with[memory].size() > 1);
       if (training_ && tensor.requires_grad()) {
         kept->roots.push_back({torch::autograd::impl::gradient_edge(tensor), edge, place++});
       }
-      tensor = tensor.detach();
-      // A stage of this rank may change it in place while it is sent, or waits for another stage.
-      const void* const memory = MemoryOf(tensor);
-      clones = clones || (stays && memory != nullptr && edges_with[memory].size() > 1);
-      if (clones) tensor = tensor.clone();
+      tensor = clones ? tensor.detach().clone() : tensor.detach();
       made.versions.push_back(VersionOf(tensor));
     }
     made.tensors = std::move(handed);
