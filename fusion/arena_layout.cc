@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "core/base/types.h"
+
 namespace sirtaki::fusion {
 namespace {
 
@@ -10,10 +12,6 @@ namespace {
 constexpr std::int64_t kBucketAlignment = 512;
 constexpr std::int64_t kArenaAlignment = 4096;
 
-std::int64_t AlignUp(std::int64_t bytes, std::int64_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 }  // namespace
 
 std::vector<std::int64_t> PackedStarts(const std::vector<std::int64_t>& tensors) {
@@ -21,7 +19,7 @@ std::vector<std::int64_t> PackedStarts(const std::vector<std::int64_t>& tensors)
   starts.reserve(tensors.size() + 1);
   std::int64_t next = 0;
   for (const std::int64_t bytes : tensors) {
-    next = AlignUp(next, kPackedAlignment);
+    next = core::RoundUp(next, kPackedAlignment);
     starts.push_back(next);
     next += bytes;
   }
@@ -32,14 +30,14 @@ std::vector<std::int64_t> PackedStarts(const std::vector<std::int64_t>& tensors)
 ArenaLayout LayOutArena(const std::vector<std::vector<std::int64_t>>& buckets) {
   ArenaLayout layout;
   for (const std::vector<std::int64_t>& tensors : buckets) {
-    layout.bytes = AlignUp(layout.bytes, kBucketAlignment);
+    layout.bytes = core::RoundUp(layout.bytes, kBucketAlignment);
     std::vector<std::int64_t> starts = PackedStarts(tensors);
     for (std::int64_t& start : starts) start += layout.bytes;
     layout.bytes = starts.back();
     starts.pop_back();
     layout.starts.push_back(std::move(starts));
   }
-  layout.bytes = AlignUp(layout.bytes, kArenaAlignment);
+  layout.bytes = core::RoundUp(layout.bytes, kArenaAlignment);
   return layout;
 }
 

@@ -11,16 +11,12 @@ namespace {
 // Windows are cut at multiples of a cache line from the start of what they are cut from.
 constexpr std::int64_t kLineBytes = 64;
 
-std::int64_t ElementBytes(core::DType dtype) {
-  return static_cast<std::int64_t>(core::SizeOf(dtype));
-}
-
 const std::byte* At(const void* base, std::int64_t index, core::DType dtype) {
-  return static_cast<const std::byte*>(base) + index * ElementBytes(dtype);
+  return static_cast<const std::byte*>(base) + index * BytesOf(dtype);
 }
 
 std::byte* At(void* base, std::int64_t index, core::DType dtype) {
-  return static_cast<std::byte*>(base) + index * ElementBytes(dtype);
+  return static_cast<std::byte*>(base) + index * BytesOf(dtype);
 }
 
 // `count` elements of `size` bytes, all like `element`.
@@ -46,7 +42,7 @@ void Fill(std::byte* to, const Identity& element, std::int64_t size, std::int64_
 FusedVector::FusedVector(core::DType dtype, core::DType moved, std::vector<Piece> pieces,
                          const Cutting& cutting, const std::optional<Identity>& identity)
     : dtype_(dtype), moved_(moved), identity_(identity), pieces_(std::move(pieces)) {
-  const std::int64_t element = ElementBytes(moved_);
+  const std::int64_t element = BytesOf(moved_);
   const auto is_direct = [&](const Piece& piece) {
     return dtype_ == moved_ && piece.count > 0 && piece.count >= cutting.direct_bytes / element;
   };
@@ -66,14 +62,14 @@ FusedVector::FusedVector(core::DType dtype, core::DType moved, std::vector<Piece
 
 void FusedVector::Cut(std::int64_t begin, std::int64_t end, std::int64_t chunk, bool direct) {
   if (begin == end) return;
-  const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / ElementBytes(moved_));
+  const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / BytesOf(moved_));
   const std::int64_t number = (end - begin - 1) / chunk + 1;
   const std::int64_t even = (end - begin + number - 1) / number;
-  const std::int64_t step = (even + line - 1) / line * line;  // at most chunk, a multiple of line
+  const std::int64_t step = core::RoundUp(even, line);  // at most chunk, a multiple of line
   for (; begin < end; begin += step) {
     const std::int64_t count = std::min(step, end - begin);
     windows_.push_back({.begin = begin, .count = count, .direct = direct});
-    staging_bytes_ = std::max(staging_bytes_, count * ElementBytes(moved_));
+    staging_bytes_ = std::max(staging_bytes_, count * BytesOf(moved_));
   }
 }
 
@@ -126,7 +122,7 @@ void FusedVector::LoadInto(const Window& window, void* memory, Scale scale) cons
   ForEachPart(window, [&](const Part& part) {
     std::byte* const to = At(memory, part.begin, moved_);
     if (part.piece->input == nullptr) {
-      if (identity_) Fill(to, *identity_, ElementBytes(moved_), part.count);
+      if (identity_) Fill(to, *identity_, BytesOf(moved_), part.count);
     } else {
       const std::byte* const from = At(part.piece->input, part.offset, dtype_);
       Convert(dtype_, from, moved_, to, part.count, scale);

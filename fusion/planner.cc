@@ -99,7 +99,7 @@ class Planning {
   std::vector<Group> Finish() {
     for (std::size_t i = 0; i < batch_.items.size(); ++i) {
       const core::RunItem& item = batch_.items[i];
-      if (item.absent_everywhere) continue;
+      if (core::AllAbsent(item.absent)) continue;
       // The groups of a bucket must not depend on what else was ready.
       std::optional<OpenGroups> of_bucket;
       OpenGroups* open = deterministic_ ? nullptr : &open_;

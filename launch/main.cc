@@ -110,26 +110,19 @@ int MergeTimelinesOf(const std::string& folder) {
   std::vector<Generation> generations;
   core::Status status = ReadGenerations(folder, &generations);
   if (!status.ok()) return Complain(status);
-  std::size_t count = 0;
-  std::string what = "rank";
-  if (!generations.empty()) {
-    const GenerationsTimeline timeline = TimelineOf(folder, generations, &notes);
-    status = MergeTimelines(timeline.parts, timeline.objects, output);
-    count = static_cast<std::size_t>(timeline.workers);
-    what = "worker";
+  GenerationsTimeline timeline;
+  if (generations.empty()) {
+    status = FindTimelines(folder, &timeline.parts, &notes);
   } else {
-    std::vector<std::string> paths;
-    status = FindTimelines(folder, &paths, &notes);
-    if (status.ok()) status = MergeTimelines(paths, output);
-    count = paths.size();
+    timeline = TimelineOf(folder, generations, &notes);
   }
+  if (status.ok()) status = MergeTimelines(timeline.parts, timeline.objects, output);
   if (!status.ok()) return Complain(status);
   PrintNotes(notes);
-  std::string text = std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-  if (!generations.empty()) {
-    text += " in " + std::to_string(generations.size()) +
-            (generations.size() == 1 ? " generation" : " generations");
-  }
+  const std::size_t count =
+      generations.empty() ? timeline.parts.size() : static_cast<std::size_t>(timeline.workers);
+  std::string text = CountText(count, generations.empty() ? "rank" : "worker");
+  if (!generations.empty()) text += " in " + CountText(generations.size(), "generation");
   return Print(text + " in " + output + "\n");
 }
 

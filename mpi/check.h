@@ -29,4 +29,7 @@ core::Status CheckReceived(const Received& received, const Expected& expected,
 // active, and what it refers to must stay where it is for the life of the process.
 core::Status WaitUntil(Request* request, core::TimePoint deadline, const char* call);
 
+// MPI_Comm_dup with a deadline. The duplicate returns its errors. Collective.
+core::Status DuplicateUntil(Comm comm, core::TimePoint deadline, Comm* duplicate);
+
 }  // namespace sirtaki::mpi

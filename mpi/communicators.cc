@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "mpi/check.h"
-#include "mpi/environment_impl.h"
 #include "mpi/gate.h"
 #include "mpi/library.h"
 
@@ -125,8 +124,8 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
                            std::unique_ptr<Communicators>* communicators) {
   const core::Topology& topology = environment.topology();
   std::vector<std::string> told;
-  Status status = environment.Exchange(Spares::OfProcess().ToString(environment.impl_->control),
-                                       deadline, &told);
+  Status status =
+      environment.Exchange(Spares::OfProcess().ToString(environment.control_), deadline, &told);
   if (!status.ok()) return status;
 
   std::unique_ptr<Communicators> made(new Communicators(topology.rank, topology.size));
@@ -134,7 +133,7 @@ Status Communicators::Make(Environment& environment, core::TimePoint deadline,
   made->kept_ = Spares::OfProcess().Take(made->number_);
   for (Comm* target : {&made->kept_.transport, &made->kept_.messages, &made->collectives_}) {
     if (!target->is_null()) continue;
-    status = DuplicateUntil(environment.impl_->control, deadline, target);
+    status = DuplicateUntil(environment.control_, deadline, target);
     if (!status.ok()) return status;
   }
   status = TagsOf(made->collectives_, &made->tags_);
@@ -157,7 +156,7 @@ Status Communicators::MakeForProgram(Environment& environment, SetNumber set,
   // Every MPI has these tags.
   const int tag = 1 + static_cast<int>(set % ops::Backend::kMaxTag);
   Comm made;
-  Status status = CreateGroup(environment.impl_->control, members, tag, &made);
+  Status status = CreateGroup(environment.control_, members, tag, &made);
   if (!status.ok()) return status;
   const Entry entry("MPI_Comm_set_errhandler");
   if (!entry.ok()) return entry.status();

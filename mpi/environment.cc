@@ -18,7 +18,6 @@
 #include "core/machine/cgroup.h"
 #include "core/machine/start_notice.h"
 #include "mpi/check.h"
-#include "mpi/environment_impl.h"
 #include "mpi/gate.h"
 #include "mpi/library.h"
 
@@ -283,21 +282,21 @@ Status DuplicateUntil(Comm comm, TimePoint deadline, Comm* duplicate) {
   return status;
 }
 
-Environment::Environment(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { ++State().open; }
+Environment::Environment() { ++State().open; }
 
 Environment::~Environment() {
   if (IsFinalized()) return;
   const Entry entry("MPI_Comm_free");
   if (!entry.ok()) {
-    impl_->before_finalize = nullptr;
-    static_cast<void>(impl_.release());  // MPI's attribute refers to it
+    at_finalize_->shutdown = nullptr;
+    static_cast<void>(at_finalize_.release());  // MPI's attribute refers to it
     return;
   }
-  if (impl_->before_finalize_key) {  // local, so also after a fault
-    impl_->before_finalize = nullptr;
-    TheApi().CancelAtFinalize(*impl_->before_finalize_key);
+  if (at_finalize_->key) {  // local, so also after a fault
+    at_finalize_->shutdown = nullptr;
+    TheApi().CancelAtFinalize(*at_finalize_->key);
   }
-  if (!HasFault() && !impl_->control.is_null()) TheApi().CommFree(&impl_->control);
+  if (!HasFault() && !control_.is_null()) TheApi().CommFree(&control_);
   --State().open;  // last: the exit finalizes MPI when there is none
 }
 
@@ -320,7 +319,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   // MPI's own initialisation waits for every rank, and its time is not ours to limit.
   if (deadline != TimePoint::max()) deadline += core::Clock::now() - begun;
 
-  std::unique_ptr<Environment> made(new Environment(std::make_unique<Impl>()));
+  std::unique_ptr<Environment> made(new Environment());
   int started = 0;
   {
     const Entry entry("MPI_Comm_size");
@@ -340,7 +339,7 @@ Status Environment::Start(const EnvironmentOptions& options, TimePoint deadline,
   made->description_ += InterfacesText(options.variables);
   made->description_ += by_us ? ", initialised by sirtaki" : ", initialised by the program";
 
-  status = DuplicateUntil(world, deadline, &made->impl_->control);
+  status = DuplicateUntil(world, deadline, &made->control_);
   if (status.ok()) status = made->AgreeOnThreading(threading, deadline);
   if (status.ok()) status = made->FindTopology(deadline);
   if (!status.ok()) return status;
@@ -404,7 +403,7 @@ Status Environment::Exchange(const std::string& mine, TimePoint deadline,
                              std::vector<std::string>* all) {
   auto buffers = std::make_unique<ExchangeBuffers>();
   buffers->mine = mine;
-  const Status status = ExchangeOn(impl_->control, topology_.size, deadline, *buffers);
+  const Status status = ExchangeOn(control_, topology_.size, deadline, *buffers);
   if (!status.ok()) {
     NoteFault();
     static_cast<void>(buffers.release());  // MPI may still read and write it
@@ -428,18 +427,18 @@ void Environment::NoteOrderlyEnd() const {
 }
 
 Status Environment::BeforeFinalize(std::function<void()> shutdown) {
-  impl_->before_finalize = std::move(shutdown);
-  if (impl_->before_finalize_key) return Status::Ok();
+  at_finalize_->shutdown = std::move(shutdown);
+  if (at_finalize_->key) return Status::Ok();
   const auto run = [](void* value) {
-    auto* impl = static_cast<Impl*>(value);
-    const std::function<void()> before = std::move(impl->before_finalize);
-    impl->before_finalize_key.reset();
+    auto* at_finalize = static_cast<AtFinalize*>(value);
+    const std::function<void()> before = std::move(at_finalize->shutdown);
+    at_finalize->key.reset();
     if (before) before();  // may destroy the environment
   };
   int key = 0;
-  Status status =
-      InMpi("MPI_Comm_set_attr", [&] { return TheApi().AtFinalize(run, impl_.get(), &key); });
-  if (status.ok()) impl_->before_finalize_key = key;
+  Status status = InMpi("MPI_Comm_set_attr",
+                        [&] { return TheApi().AtFinalize(run, at_finalize_.get(), &key); });
+  if (status.ok()) at_finalize_->key = key;
   return status;
 }
 

@@ -19,6 +19,7 @@
 #include "core/base/topology.h"
 #include "core/base/types.h"
 #include "core/config/config.h"
+#include "mpi/api.h"
 
 namespace sirtaki::mpi {
 
@@ -85,12 +86,17 @@ class Environment {
 
  private:
   friend class Communicators;
-  struct Impl;
-  explicit Environment(std::unique_ptr<Impl> impl);
+  // MPI's attribute refers to an AtFinalize, so it stays where it is.
+  struct AtFinalize {
+    std::optional<int> key;
+    std::function<void()> shutdown;
+  };
+  Environment();
   core::Status AgreeOnThreading(const core::Status& mine, core::TimePoint deadline);
   core::Status FindTopology(core::TimePoint deadline);
 
-  std::unique_ptr<Impl> impl_;
+  Comm control_;  // for Exchange
+  std::unique_ptr<AtFinalize> at_finalize_ = std::make_unique<AtFinalize>();
   core::Topology topology_;
   bool of_all_ = false;  // that MPI has started
   std::string description_;

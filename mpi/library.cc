@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/words.h"
 #include "core/config/mpi_families.h"
 #include "core/machine/cgroup.h"
 #include "ops/base/dynamic_library.h"
@@ -210,8 +211,7 @@ Status LoadModule(const Found& found, const Api** api) {
   const fs::path file = ModuleOf(*found.family);
   std::error_code error;
   if (!fs::exists(file, error)) {
-    std::string there;
-    for (const std::string& name : FamiliesOfModules()) there += (there.empty() ? "" : ", ") + name;
+    std::string there = core::Joined(FamiliesOfModules(), ", ");
     if (there.empty()) there = "none at all";
     return {code, "this Sirtaki has no module for " + found.family->label + " (" + found.why +
                       "): " + file.string() + " is not there. It has " + there};

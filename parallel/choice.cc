@@ -6,6 +6,7 @@
 
 #include "core/base/spelling.h"
 #include "core/base/text.h"
+#include "core/base/words.h"
 
 namespace sirtaki::parallel {
 
@@ -16,13 +17,9 @@ core::Status FindChoice(std::string_view text, std::string_view what,
     *index = static_cast<std::size_t>(found - names.begin());
     return core::Status::Ok();
   }
-  std::string allowed;
-  for (const std::string_view name : names) {
-    allowed += (allowed.empty() ? "" : ", ") + std::string(name);
-  }
   return {core::StatusCode::kInvalidArgument,
           "there is no " + std::string(what) + " " + core::Quoted(text) + "; allowed is " +
-              allowed +
+              core::Joined(names, ", ") +
               core::NearestText(text, std::vector<std::string>(names.begin(), names.end()))};
 }
 

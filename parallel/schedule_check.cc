@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "core/base/text.h"
@@ -72,25 +73,25 @@ class ScheduleJudge {
   // The steps of the check, in this order; each takes for granted what the one before has found good.
   bool Judge(const PassCosts& costs, ScheduleFacts* facts) {
     if (core::Status shape = CheckShape(schedule_.shape); !shape.ok()) {
-      fault_.text = shape.message();
+      fault_ = shape.message();
       return false;
     }
     if (schedule_.ranks.size() != At(schedule_.shape.ranks)) {
-      fault_.text = "the schedule has instructions for " + std::to_string(schedule_.ranks.size()) +
-                    " ranks; give them for each of " + std::to_string(schedule_.shape.ranks);
+      fault_ = "the schedule has instructions for " + std::to_string(schedule_.ranks.size()) +
+               " ranks; give them for each of " + std::to_string(schedule_.shape.ranks);
       return false;
     }
     return Locate() && CheckNeeds() && CheckComplete() && Replay(costs, facts);
   }
 
-  const ScheduleFault& fault() const { return fault_; }
+  const std::string& fault() const { return fault_; }  // the first thing that is wrong
 
  private:
   const Instruction& Of(Place at) const { return schedule_.ranks[At(at.rank)][At(at.index)]; }
   int CountOn(int rank) const { return static_cast<int>(schedule_.ranks[At(rank)].size()); }
 
   bool Refuse(Place at, const std::string& why) {
-    fault_ = {at.rank, at.index, PlaceText(schedule_, at) + ": " + why};
+    fault_ = PlaceText(schedule_, at) + ": " + why;
     return false;
   }
 
@@ -239,7 +240,7 @@ class ScheduleJudge {
   const Schedule& schedule_;
   std::vector<std::map<Instruction, int>> where_;  // by rank
   std::vector<int> done_;                          // by rank: how many instructions
-  ScheduleFault fault_;
+  std::string fault_;
 };
 
 // The share of the time in which a rank computes nothing.
@@ -322,14 +323,10 @@ class RankMemory {
 
 }  // namespace
 
-core::Status CheckSchedule(const Schedule& schedule, const PassCosts& costs, ScheduleFacts* facts,
-                           ScheduleFault* fault) {
+core::Status CheckSchedule(const Schedule& schedule, const PassCosts& costs, ScheduleFacts* facts) {
   *facts = {};
   ScheduleJudge judge(schedule);
-  if (!judge.Judge(costs, facts)) {
-    if (fault != nullptr) *fault = judge.fault();
-    return {core::StatusCode::kInvalidArgument, judge.fault().text};
-  }
+  if (!judge.Judge(costs, facts)) return {core::StatusCode::kInvalidArgument, judge.fault()};
   Measure(schedule, facts);
   for (const std::vector<Instruction>& instructions : schedule.ranks) {
     RankMemory memory(schedule.shape, costs);

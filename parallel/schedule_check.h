@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
 #include <vector>
 
 #include "core/base/status.h"
@@ -38,18 +37,10 @@ struct ScheduleFacts {
   std::vector<std::int64_t> peak_bytes;
 };
 
-// The first thing that is wrong with a schedule.
-struct ScheduleFault {
-  int rank = -1;   // -1: the shape, or the number of ranks
-  int index = -1;  // of the instruction; that behind the last one if one lacks at the end
-  std::string text;
-};
-
 // Accepts a schedule if each rank does what it has to do, once, after what it needs, and no ranks
 // wait for each other in a circle. Such a schedule ends whenever messages arrive, since no
 // instruction waits but for others that do not wait for it. Otherwise fails with kInvalidArgument
-// and a text that names rank, instruction, what is wrong and what helps, and fills `fault`.
-core::Status CheckSchedule(const Schedule& schedule, const PassCosts& costs, ScheduleFacts* facts,
-                           ScheduleFault* fault = nullptr);
+// and a text that names rank, instruction, what is wrong and what helps.
+core::Status CheckSchedule(const Schedule& schedule, const PassCosts& costs, ScheduleFacts* facts);
 
 }  // namespace sirtaki::parallel

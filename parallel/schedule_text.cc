@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "parallel/schedule_kinds.h"
 
 namespace sirtaki::parallel {
@@ -19,17 +20,6 @@ constexpr std::string_view kLetters = "FBSRTA";  // by kind; a step has none
 core::Status WrongText(int line, const std::string& text) {
   return {core::StatusCode::kInvalidArgument,
           "line " + std::to_string(line) + " of the schedule: " + text};
-}
-
-std::vector<std::string_view> WordsOf(std::string_view line) {
-  std::vector<std::string_view> words;
-  line = line.substr(0, line.find('#'));
-  for (std::size_t at = 0; (at = line.find_first_not_of(" \t\r", at)) != std::string_view::npos;) {
-    const std::size_t end = std::min(line.find_first_of(" \t\r", at), line.size());
-    words.push_back(line.substr(at, end - at));
-    at = end;
-  }
-  return words;
 }
 
 // Takes a number off the front of a text.
@@ -162,12 +152,12 @@ std::string Text(const Schedule& schedule) {
 core::Status ParseSchedule(std::string_view text, const PipelineShape& shape, Schedule* schedule) {
   if (core::Status status = CheckShape(shape); !status.ok()) return status;
   *schedule = {shape, {}};
-  for (int line = 1; !text.empty(); ++line) {
-    const std::size_t end = std::min(text.find('\n'), text.size());
-    const std::vector<std::string_view> words = WordsOf(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
+  int number = 0;
+  for (const std::string_view line : core::Split(text, '\n')) {
+    ++number;
+    const std::vector<std::string_view> words = core::Words(line.substr(0, line.find('#')));
     if (words.empty()) continue;
-    if (core::Status status = ParseRank(line, words, schedule); !status.ok()) return status;
+    if (core::Status status = ParseRank(number, words, schedule); !status.ok()) return status;
   }
   const bool passes_alone =
       std::all_of(schedule->ranks.begin(), schedule->ranks.end(), [](const auto& rank) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/base/words.h"
+
 namespace sirtaki::parallel {
 namespace {
 
@@ -34,8 +36,7 @@ core::Status CheckSplit(const Split& split, const std::string& what) {
   if (split.blocks > 1) why += " in " + Number(split.blocks) + " blocks";
   if (split.unit > 1) why += " in units of " + Number(split.unit);
   return Refuse(why + ", which " + Number(split.ranks) +
-                " ranks cannot share: split it over at most " + Number(units) +
-                (units == 1 ? " rank" : " ranks"));
+                " ranks cannot share: split it over at most " + core::CountText(units, "rank"));
 }
 
 std::vector<SplitRange> RangesOf(const Split& split, int index) {

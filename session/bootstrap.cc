@@ -31,15 +31,6 @@ Status GetStatus(ByteReader& in) {
   return code == StatusCode::kOk ? Status::Ok() : Status(code, std::move(message));
 }
 
-std::string TakeString(ByteWriter& out) {
-  const std::vector<std::byte> bytes = out.Take();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-ByteReader ReaderOf(std::string_view bytes) {
-  return ByteReader({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()});
-}
-
 std::uint64_t RandomToken() {
   std::random_device device;
   return (std::uint64_t{device()} << 32) ^ device();
@@ -63,12 +54,12 @@ std::string Serialize(const Greeting& greeting) {
   out.Fixed64(std::bit_cast<std::uint64_t>(greeting.cpus.quota));
   out.Fixed64(greeting.token);
   out.Fixed64(static_cast<std::uint64_t>(greeting.clock.time_since_epoch().count()));
-  return TakeString(out);
+  return std::string(out.text());
 }
 
 Status Deserialize(std::string_view bytes, Greeting* greeting) {
   constexpr std::uint64_t kMaxCpu = 1 << 24;
-  ByteReader in = ReaderOf(bytes);
+  ByteReader in(bytes);
   greeting->status = GetStatus(in);
   const std::string config = in.Text("options", kMaxText);
   greeting->cpus.cpus.Clear();
@@ -89,13 +80,13 @@ Status Deserialize(std::string_view bytes, Greeting* greeting) {
 std::string SerializeStatus(const Status& status) {
   ByteWriter out;
   Put(status, out);
-  return TakeString(out);
+  return std::string(out.text());
 }
 
 Status FirstFailure(std::span<const std::string> serialized_by_rank) {
   std::vector<Status> statuses;
   for (const std::string& bytes : serialized_by_rank) {
-    ByteReader in = ReaderOf(bytes);
+    ByteReader in(bytes);
     Status status = GetStatus(in);
     statuses.push_back(in.ok() ? std::move(status) : in.status());
   }

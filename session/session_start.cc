@@ -249,7 +249,7 @@ void Session::Build(const StartOptions& options, bool spin) {
   negotiation.activity = [&parts] { return parts.engine->Activity(); };
   negotiation.waits_for = [&parts] { return parts.engine->WaitsFor(); };
   negotiation.unix_us = UnixMicroseconds;
-  const core::Tree tree = core::Tree::Build(topology_.host_of_rank, config_.tree_arity);
+  const core::Tree tree(topology_.host_of_rank, config_.tree_arity);
   parts.negotiator = std::make_unique<core::Negotiator>(std::move(negotiation), tree);
 
   ops::LanesOptions all_lanes;

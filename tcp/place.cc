@@ -1,9 +1,9 @@
 #include "tcp/place.h"
 
-#include <charconv>
 #include <initializer_list>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "core/machine/cgroup.h"
 
 namespace sirtaki::tcp {
@@ -36,11 +36,9 @@ std::optional<Found> FirstOf(const EnvironmentView& variables,
 }
 
 Status ReadNumber(const Found& found, int least, int most, int* number) {
-  const char* end = found.value.data() + found.value.size();
-  const auto [stopped, error] = std::from_chars(found.value.data(), end, *number);
-  if (error == std::errc() && stopped == end && *number >= least && *number <= most) {
-    return Status::Ok();
-  }
+  const auto read = core::NumberFrom(found.value, least, most);
+  *number = read.value_or(least);
+  if (read) return Status::Ok();
   return Wrong(found.name + "=" + core::Quoted(found.value) + " is no number from " +
                std::to_string(least) + " to " + std::to_string(most));
 }

@@ -32,6 +32,9 @@ class ByteWriter {
   void Text(std::string_view text);
 
   std::span<const std::byte> bytes() const { return bytes_; }
+  std::string_view text() const {
+    return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
+  }
   std::vector<std::byte> Take() { return std::move(bytes_); }
 
  private:
@@ -42,6 +45,8 @@ class ByteWriter {
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  explicit ByteReader(std::string_view bytes)
+      : ByteReader(std::as_bytes(std::span(bytes.data(), bytes.size()))) {}
 
   std::uint8_t Byte(const char* field);
   // A byte of at most `max`: enumerations.

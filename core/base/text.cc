@@ -120,6 +120,15 @@ std::string Quoted(std::string_view name) {
   return out + "\" (" + std::to_string(name.size()) + " bytes)";
 }
 
+std::string ShapeText(std::span<const std::int64_t> shape, bool any_rows) {
+  std::string text = any_rows ? "[*" : "[";
+  for (const std::int64_t size : shape) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(size);
+  }
+  return text + "]";
+}
+
 std::string_view Trimmed(std::string_view text) {
   constexpr std::string_view kSpaces = " \t\r\n";
   const std::size_t begin = text.find_first_not_of(kSpaces);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -20,6 +22,9 @@ std::string Escaped(std::string_view text);
 // A name between quotes: escaped, its own quotes and backslashes too. Of a name of more than 128
 // bytes the beginning and the end, followed by its length: "encoder.aaa...bias" (4000 bytes).
 std::string Quoted(std::string_view name);
+
+// ShapeText gives "[3, 4]". `any_rows`: a first dimension may be anything: "[*, 3, 4]".
+std::string ShapeText(std::span<const std::int64_t> shape, bool any_rows = false);
 
 // The name of an enumerator that counts from 0.
 template <class Enum, std::size_t kCount>

@@ -1,4 +1,4 @@
-// The words that every folder uses: data types, kinds of collectives, reductions, time.
+// The words that every folder uses: data types, kinds of collectives, reductions, time, sizes.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,8 @@ enum class DType : std::uint8_t {
 };
 inline constexpr int kDTypeCount = 17;
 
-std::size_t SizeOf(DType dtype);          // bytes of one element
+std::size_t SizeOf(DType dtype);  // bytes of one element
+inline std::int64_t BytesOf(DType dtype) { return static_cast<std::int64_t>(SizeOf(dtype)); }
 std::string_view DTypeName(DType dtype);  // "uint8", "bfloat16", … LibTorch's words
 bool IsFloating(DType dtype);             // float16, bfloat16, float32, float64
 bool IsHalf(DType dtype);                 // float16, bfloat16
@@ -95,6 +96,11 @@ bool IsDefined(ReduceOp op, DType dtype);
 
 enum class DeviceKind : std::uint8_t { kHost, kCuda };
 inline constexpr int kDeviceKindCount = 2;
+
+// RoundUp gives the first multiple of `step` that is not below the number. Precondition: number >= 0.
+constexpr std::int64_t RoundUp(std::int64_t number, std::int64_t step) {
+  return (number + step - 1) / step * step;
+}
 
 // A process set's number; 0 is the world. Numbers are not reused within a session.
 using SetNumber = std::uint32_t;

@@ -102,18 +102,12 @@ Status ReadFlag(const std::string& argument, Config* config) {
                                             "=VALUE; allowed is " + AllowedValues(*option)};
 }
 
-Status ReadFlags(const std::vector<std::string>& args, Config* config,
-                 std::vector<std::string>* rest) {
-  for (auto argument = args.begin(); argument != args.end(); ++argument) {
-    if (*argument == "--") {  // by custom, what follows is no flag
-      rest->insert(rest->end(), argument, args.end());
-      break;
-    }
-    if (!argument->starts_with(kFlagPrefix)) {
-      rest->push_back(*argument);
-      continue;
-    }
-    Status status = ReadFlag(*argument, config);
+Status ReadFlags(const std::vector<std::string>& args, Config* config, std::vector<bool>* ours) {
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    if (args[i] == "--") break;  // by custom, what follows is no flag
+    if (!args[i].starts_with(kFlagPrefix)) continue;
+    (*ours)[i] = true;
+    Status status = ReadFlag(args[i], config);
     if (!status.ok()) return status;
   }
   return Status::Ok();
@@ -213,18 +207,18 @@ std::uint64_t TableFingerprint() {
 }  // namespace
 
 Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& env,
-                   const ProgramOptions& program, Config* out, std::vector<std::string>* rest) {
+                   const ProgramOptions& program, Config* out, std::vector<bool>* ours) {
   Config config;
-  std::vector<std::string> others;
+  std::vector<bool> read(args.size());
   // The sources follow from the weakest to the strongest: each overwrites what came before.
   Status status = ReadVariables(env, &config);
-  if (status.ok()) status = ReadFlags(args, &config, &others);
+  if (status.ok()) status = ReadFlags(args, &config, &read);
   if (status.ok()) status = ReadProgram(program, &config);
   if (status.ok()) status = ReadHorovod(env, &config);
   if (status.ok() && !config.settings.empty()) status = ReadSettings(&config);
   if (!status.ok()) return status;
   *out = config;
-  if (rest != nullptr) *rest = std::move(others);
+  if (ours != nullptr) *ours = std::move(read);
   return status;
 }
 
@@ -282,12 +276,11 @@ std::string SerializeConfig(const Config& config) {
       writer.Zigzag(option.get(config));
     }
   }
-  const auto bytes = writer.Take();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return std::string(writer.text());
 }
 
 Status DeserializeConfig(std::string_view bytes, Config* config) {
-  ByteReader reader(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  ByteReader reader(bytes);
   if (reader.Fixed64("option table") != TableFingerprint() && reader.ok()) {
     return {StatusCode::kProtocol,
             "the ranks run versions of Sirtaki whose options differ: use one version everywhere"};

@@ -106,14 +106,14 @@ struct Config {
 // Options that the program itself gives, by name: {"fusion_bytes", "64M"}.
 using ProgramOptions = std::vector<std::pair<std::string, std::string>>;
 
-// Sets `*out` from the defaults and what is given, and `*rest` (may be null) to the arguments that
-// are not ours: all but --sirtaki-name=value, and all from "--" on. Of the same flag twice the last
-// counts. kInvalidArgument for an unknown flag or program's option, for an unknown SIRTAKI_ variable
-// that is near an option's name, and so most likely a misspelt one, and for a value out of bounds:
-// says which option, which value, where it came from, and what is allowed. Never throws. On error
-// `*out` is as it was.
+// Sets `*out` from the defaults and what is given, and `*ours` (may be null) to whether each argument
+// is ours: --sirtaki-name=value, and nothing from "--" on. Of the same flag twice the last counts.
+// kInvalidArgument for an unknown flag or program's option, for an unknown SIRTAKI_ variable that is
+// near an option's name, and so most likely a misspelt one, and for a value out of bounds: says which
+// option, which value, where it came from, and what is allowed. Never throws. On error `*out` is as it
+// was.
 Status ParseConfig(const std::vector<std::string>& args, const EnvironmentView& env,
-                   const ProgramOptions& program, Config* out, std::vector<std::string>* rest);
+                   const ProgramOptions& program, Config* out, std::vector<bool>* ours);
 
 // The warning that names the SIRTAKI_ variables which are neither options nor the project's own;
 // empty if there are none. For an environment that ParseConfig accepts: none of them is misspelt.

@@ -1,5 +1,6 @@
 #include "core/engine/engine.h"
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -71,9 +72,7 @@ bool Engine::Round(TimePoint now, bool waited_for) {
     PostFailure({StatusCode::kBackend, std::string("the engine failed: ") + error.what()}, {});
     const Status why = fault();
     // The command that told the negotiator of an earlier fault may have been taken and lost.
-    if (!negotiator_.faulted()) {
-      negotiator_.RaiseFault(why.code(), why.message(), why.origin().tensor, why.origin());
-    }
+    if (!negotiator_.faulted()) negotiator_.RaiseFault(why);
     FailInHand(why);
     return false;
   }
@@ -91,8 +90,7 @@ bool Engine::UnguardedRound(TimePoint now, bool waited_for) {
   CheckDeadlines(now);
   if (now >= peers_.next()) LookAtPeers(now);
   if (Status health = transport_.health(); !health.ok() && !fault_.known()) {
-    negotiator_.RaiseFault(health.code(), health.message(), health.origin().tensor,
-                           health.origin());
+    negotiator_.RaiseFault(health);
   }
   StepNegotiator(now);
   // Before anything is taken: what throws here, as a callback may, must not lose what tells the peers.
@@ -219,7 +217,7 @@ void Engine::LookAtPeers(TimePoint now) {
   const bool faulted = negotiator_.faulted() || fault_.known();  // one that was posted says why
   if (faulted || negotiator_.all_left() || !Outstanding()) return peers_.Skip(now);
   const Status lost = peers_.Look(now);
-  if (!lost.ok()) negotiator_.RaiseFault(lost.code(), lost.message(), {}, lost.origin());
+  if (!lost.ok()) negotiator_.RaiseFault(lost);
 }
 
 void Engine::StepNegotiator(TimePoint now) {
@@ -306,13 +304,14 @@ WorkPtr Engine::TakeAgreed(const Key& key, const RunBatch& batch, TimePoint now)
 }
 
 // A data thread's failure or an abort has closed the queue meanwhile, or the ranks disagree.
-bool Engine::Misses(const Key& key) {
+bool Engine::Misses(const Key& key, bool has_submitted) {
   const bool closed = queue_.closed();
   if (!closed) {
-    negotiator_.RaiseFault(
-        StatusCode::kProtocol,
-        "the ranks agreed to run " + key.ToString() + ", which this rank has not submitted",
-        TensorName(key));
+    negotiator_.RaiseFault(StatusCode::kProtocol,
+                           "the ranks agreed to run " + key.ToString() +
+                               (has_submitted ? " without this rank, which has submitted it"
+                                              : ", which this rank has not submitted"),
+                           TensorName(key));
   }
   FailInHand(closed ? fault() : InWords(negotiator_.cause().ToStatus()));
   return false;
@@ -320,10 +319,11 @@ bool Engine::Misses(const Key& key) {
 
 bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
   WorkPtr work = TakeAgreed(run.key, batch, now);
-  if (work == nullptr && !run.silent.Contains(options_.rank)) return Misses(run.key);
-  if (work && run.absent_everywhere) work->handle->SetAbsentEverywhere();
+  const bool is_here = work != nullptr;
+  if (is_here == run.silent.Contains(options_.rank)) return Misses(run.key, is_here);
   if (work && !run.silent.empty()) work->handle->SetJoined(run.silent.First());
-  if (run.absent.size() != run.signature->parts.size()) run.absent.clear();
+  const std::size_t parts = std::max<std::size_t>(run.signature->parts.size(), 1);
+  if (run.absent.size() != parts) run.absent.clear();
   if (work && !run.absent.empty()) work->handle->SetAbsentParts(run.absent);
   batch.items.push_back({std::move(run), std::move(work)});
   return true;

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/base/thread_annotations.h"
@@ -131,15 +132,9 @@ class Engine : private Rounds {
   std::optional<Key> WaitsFor() const;
 
  private:
-  // A command is what another thread asks for; the next round carries it out.
-  struct Command {
-    enum class Kind : std::uint8_t { kFault, kLeave };
-    Kind kind = Kind::kFault;
-    StatusCode code = StatusCode::kAborted;
-    std::string text;
-    std::string tensor;
-    Origin origin;
-  };
+  // A command is a fault that another thread has seen, or why the rank leaves; the next round carries
+  // it out.
+  using Command = std::variant<Status, std::string>;
   // Work that was taken out of the queue.
   struct Submission {
     Key key;
@@ -182,7 +177,7 @@ class Engine : private Rounds {
   bool StartBatches(std::vector<DecidedBatch> batches) SIRTAKI_REQUIRES(token_);
   // Start carries out an entry, gathering what runs in `batch`. False: it makes no sense, a fault.
   bool StartBatch(DecidedBatch decided, TimePoint now) SIRTAKI_REQUIRES(token_);
-  bool Misses(const Key& key) SIRTAKI_REQUIRES(token_);  // false
+  bool Misses(const Key& key, bool has_submitted = false) SIRTAKI_REQUIRES(token_);  // false
   bool Start(DecidedRun& run, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(const DecidedFail& fail, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);
   bool Start(const DecidedJoin& join, RunBatch& batch, TimePoint now) SIRTAKI_REQUIRES(token_);

@@ -18,11 +18,11 @@ constexpr Duration kLastWordTime = std::chrono::seconds(10);
 
 void Engine::CarryOut(const std::vector<Command>& commands, TimePoint now) {
   for (const Command& command : commands) {
-    if (command.kind == Command::Kind::kLeave) {
-      trace_.Left(command.text, now);
-      negotiator_.Leave(command.text, now);
+    if (const auto* const why = std::get_if<std::string>(&command)) {
+      trace_.Left(*why, now);
+      negotiator_.Leave(*why, now);
     } else {
-      negotiator_.RaiseFault(command.code, command.text, command.tensor, command.origin);
+      negotiator_.RaiseFault(std::get<Status>(command));
     }
   }
 }
@@ -80,14 +80,16 @@ Status Engine::InWords(const Status& why) const {
 // Fails what is pending here at once; the others learn it by the next round. A medium may tell of
 // another rank's fault before its message comes.
 void Engine::PostFailure(const Status& failure, const std::string& tensor) {
-  const StatusCode code = failure.code();
-  const std::string& text = failure.message();
   Origin origin = failure.origin();
   if (origin.rank < 0 || origin.rank == options_.rank) origin = {options_.rank, options_.host, {}};
-  const Status why = InWords(Cause{code, text, origin.rank, origin.host, tensor, 0}.ToStatus());
+  origin.tensor = tensor;
+  // A fault is never ok, whatever its code says.
+  const StatusCode code = failure.ok() ? StatusCode::kAborted : failure.code();
+  const Status told(code, failure.message(), std::move(origin));
+  const Status why = InWords(told);
   if (!fault_.Set(why)) return;
   queue_.Close(why);
-  Post({Command::Kind::kFault, code, text, tensor, std::move(origin)});
+  Post(told);
 }
 
 void Engine::Post(Command command) {

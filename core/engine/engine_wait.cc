@@ -79,7 +79,7 @@ void Engine::Listen() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 
 Status Engine::Leave(const std::string& why) {
   pauses_.EndForGood();  // Post wakes
-  Post({Command::Kind::kLeave, StatusCode::kOk, why, {}, {}});
+  Post(why);
   driver_.DriveUntil([this] { return closed_ || fault_.failed() || stuck(); }, nullptr,
                      TimePoint::max());
   return fault();

@@ -51,12 +51,9 @@ class HandleState {
   const Status& status() const { return status_; }
   // The status, or kTimedOut while the handle is not done: what a wait gives that has ended.
   Status AfterWait() const;
-  // No rank had this tensor: every rank reported it absent. Before Complete, by the completer. Of two
-  // completers the one that comes too late may still call it.
-  void SetAbsentEverywhere() { absent_everywhere_.store(true, std::memory_order_relaxed); }
 
-  // joined() is a member that had joined, and so took part with zeros or nothing; -1: none had. It is
-  // set when the absence is.
+  // joined() is a member that had joined, and so took part with zeros or nothing; -1: none had. By the
+  // completer, before Complete; one that comes too late may still set it.
   void SetJoined(int rank) { joined_.store(rank, std::memory_order_relaxed); }
   int joined() const { return joined_.load(std::memory_order_relaxed); }
 
@@ -65,14 +62,13 @@ class HandleState {
   void SetValue(std::int64_t value) { value_.store(value, std::memory_order_relaxed); }
   std::int64_t value() const { return value_.load(std::memory_order_relaxed); }
 
-  // The parts of a grouped call that no rank has. By the completer, before Complete; read where the
-  // status is ok.
+  // The parts of a grouped call that no rank has, or whether none has the tensor that is all. By the
+  // completer, before Complete. A completer that comes too late may still set them, so they are read
+  // only where the status is ok.
   void SetAbsentParts(std::vector<bool> absent) { absent_parts_ = std::move(absent); }
-  // Whether no rank had this part, or the tensor that is all: the result is meaningless then.
-  // Precondition: done().
+  // Whether no rank had this part: the result is meaningless then. Precondition: done().
   bool PartIsAbsent(std::size_t part) const {
-    return absent_everywhere_.load(std::memory_order_relaxed) ||
-           (status_.ok() && part < absent_parts_.size() && absent_parts_[part]);
+    return status_.ok() && part < absent_parts_.size() && absent_parts_[part];
   }
 
   // Work is moved in one piece and as many as are added to it before that one has ended.
@@ -100,7 +96,6 @@ class HandleState {
   Mutex mutex_;                              // serialises completers
   Status status_;                            // written once, before done_
   std::vector<std::function<void()>> next_;  // empty once it is done
-  std::atomic<bool> absent_everywhere_{false};
   std::atomic<int> joined_{-1};
   std::atomic<std::int64_t> value_{-1};
   std::vector<bool> absent_parts_;

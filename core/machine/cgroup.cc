@@ -1,8 +1,11 @@
 #include "core/machine/cgroup.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+
+#include "core/base/words.h"
 
 namespace sirtaki::core {
 
@@ -19,14 +22,6 @@ std::vector<std::string> UpFrom(std::string path) {
   }
   result.emplace_back();
   return result;
-}
-
-bool HasController(const std::string& controllers, const std::string& wanted) {
-  std::istringstream in(controllers);
-  for (std::string name; std::getline(in, name, ',');) {
-    if (name == wanted) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -57,7 +52,8 @@ std::vector<CgroupFolder> CgroupFolders(const std::string& controller, const Fil
           folders.push_back({2, mount + path});
         }
       }
-    } else if (HasController(controllers, controller)) {
+    } else if (const auto names = Split(controllers, ',');
+               std::find(names.begin(), names.end(), controller) != names.end()) {
       for (const std::string& path : paths) {
         folders.push_back({1, "/sys/fs/cgroup/" + controller + path});
         if (controllers != controller) {

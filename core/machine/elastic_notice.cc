@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <span>
 
 #include "core/base/byte_codec.h"
 
@@ -29,12 +28,11 @@ std::string Encode(const ElasticNotice& notice) {
   const std::size_t count = std::min(notice.ranks.size(), kMaxRanks);
   out.Varint(count);
   for (std::size_t i = 0; i < count; ++i) out.Varint(static_cast<std::uint64_t>(notice.ranks[i]));
-  const auto bytes = out.bytes();
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  return std::string(out.text());
 }
 
 std::optional<ElasticNotice> DecodeElasticNotice(std::string_view bytes) {
-  ByteReader in(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  ByteReader in(bytes);
   ElasticNotice notice;
   notice.kind = static_cast<ElasticNotice::Kind>(in.ByteUpTo("kind of notice", kLastKind));
   notice.generation = static_cast<int>(in.Varint("generation", kMaxGeneration));

@@ -91,9 +91,8 @@ struct RunEntry {
 struct DecidedRun {
   Key key;
   SignaturePtr signature;
-  RankRanges silent = {};          // members that take part from scratch memory
-  bool absent_everywhere = false;  // no rank has it: it completes without moving data
-  std::vector<bool> absent = {};   // by part: no rank has it; empty: all are there
+  RankRanges silent = {};         // members that take part from scratch memory
+  std::vector<bool> absent = {};  // by part: no rank has it, and it is not moved; empty: all are
 };
 struct FailEntry {
   Key key;

@@ -5,19 +5,10 @@
 #include <functional>
 #include <sstream>
 
+#include "core/base/text.h"
+
 namespace sirtaki::core {
 namespace {
-
-std::string ShapeText(const Signature& s) {
-  if (s.kind == OpKind::kBarrier) return {};
-  std::ostringstream out;
-  out << "shape [";
-  // The first dimension of a gather may differ by rank and is not part of the agreement.
-  if (FirstDimensionVaries(s.kind)) out << (s.shape.empty() ? "*" : "*, ");
-  for (std::size_t i = 0; i < s.shape.size(); ++i) out << (i ? ", " : "") << s.shape[i];
-  out << "]";
-  return out.str();
-}
 
 std::string Number(double value) {
   std::ostringstream out;
@@ -34,7 +25,11 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
         return Reduces(s.kind) ? "op " + std::string(ReduceOpName(s.reduction)) : "";
       },
       [](const Signature& s) { return "dtype " + std::string(DTypeName(s.dtype)); },
-      ShapeText,
+      [](const Signature& s) {
+        if (s.kind == OpKind::kBarrier) return std::string();
+        // The first dimension of a gather may differ by rank and is not part of the agreement.
+        return "shape " + ShapeText(s.shape, FirstDimensionVaries(s.kind));
+      },
       [](const Signature& s) {
         return s.wire ? "compressed to " + std::string(DTypeName(*s.wire)) : "not compressed";
       },

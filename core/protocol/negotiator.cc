@@ -103,11 +103,11 @@ void Negotiator::Leave(const std::string& why, TimePoint now) {
   Due(now + options_.ping_interval);
 }
 
-void Negotiator::RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
-                            const Origin& origin) {
+void Negotiator::RaiseFault(const Status& why) {
+  const Origin& origin = why.origin();
   const bool here = origin.rank < 0;
-  AdoptFault({code, text, here ? options_.rank : origin.rank, here ? options_.host : origin.host,
-              tensor, options_.unix_us()},
+  AdoptFault({why.code(), why.message(), here ? options_.rank : origin.rank,
+              here ? options_.host : origin.host, origin.tensor, options_.unix_us()},
              -1);
 }
 
@@ -286,7 +286,7 @@ void Negotiator::Advance(SetState& set, PendingKey& pending) {
     Decide(set, pending);
   } else {
     pending.forwarded = true;
-    up_.push_back(ReadyUp{*pending.key});
+    up_.push_back(*pending.key);
   }
 }
 

@@ -75,10 +75,12 @@ class Negotiator final : private StallWatch::Surroundings {
   void Join(SetNumber set, TimePoint now);
   // This rank takes part in nothing more (16). Idempotent.
   void Leave(const std::string& why, TimePoint now);
-  // The first cause that a rank sees counts; it floods (15). `origin`: its rank and host, where the
-  // medium has told them; else it began here. The time is filled in here.
-  void RaiseFault(StatusCode code, const std::string& text, const std::string& tensor,
-                  const Origin& origin = {});
+  // RaiseFault tells of a fault; the first that a rank sees counts, and floods (15). A fault whose
+  // origin names no rank began here.
+  void RaiseFault(const Status& why);
+  void RaiseFault(StatusCode code, std::string text, std::string tensor) {
+    RaiseFault({code, std::move(text), Origin{-1, {}, std::move(tensor)}});
+  }
   // The time of a call, `limit`, is over (14). If its key is not decided the seat is asked who
   // misses it, which makes it a fault that says so, in the time that this returns if it can; else
   // it is one at once.
@@ -124,12 +126,9 @@ class Negotiator final : private StallWatch::Surroundings {
   std::vector<AgreedId> KnownIds(SetNumber set) const;
 
  private:
-  // An item waits to go up, in order. Ready items are written when they are taken, so that they use
-  // ids as the table is at that moment and the acknowledgement beside them is true (10).
-  struct ReadyUp {
-    Key key;
-  };
-  using UpItem = std::variant<ReadyUp, JoinedItem, LeftItem, StalledItem>;
+  // An item waits to go up, in order. Of a ready one that is its key: it is written when it is taken,
+  // so that it uses ids as the table is at that moment and the acknowledgement beside it is true (10).
+  using UpItem = std::variant<Key, JoinedItem, LeftItem, StalledItem>;
 
   // The end comes in these steps (17).
   enum class End : std::uint8_t {

@@ -186,7 +186,7 @@ bool Negotiator::Pass(const Change& entry, DecidedBatch& decided) {
 // where it arrives.
 void Negotiator::ForgetSet(SetNumber number) {
   std::erase_if(up_, [number](const UpItem& item) {
-    if (const auto* ready = std::get_if<ReadyUp>(&item)) return ready->key.set == number;
+    if (const auto* ready = std::get_if<Key>(&item)) return ready->set == number;
     if (const auto* joined = std::get_if<JoinedItem>(&item)) return joined->set == number;
     const auto* stalled = std::get_if<StalledItem>(&item);
     return stalled != nullptr && stalled->key.set == number;
@@ -226,7 +226,6 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
   started.key = *key;
   started.signature = *signature;
   started.silent = run.silent;
-  started.absent_everywhere = AllAbsent(run.absent);
   started.absent = run.absent;
   return true;
 }
@@ -302,8 +301,8 @@ void Negotiator::TakeReport(std::vector<Outgoing>* outgoing) {
   report.ack = applied_;
   report.items.reserve(up_.size());
   for (UpItem& item : up_) {
-    if (const auto* ready = std::get_if<ReadyUp>(&item)) {
-      report.items.push_back(WriteReady(ready->key));
+    if (const auto* ready = std::get_if<Key>(&item)) {
+      report.items.push_back(WriteReady(*ready));
     } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
       report.items.push_back(*joined);
     } else if (auto* left = std::get_if<LeftItem>(&item)) {

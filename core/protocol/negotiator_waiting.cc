@@ -59,14 +59,14 @@ void Negotiator::WaitOn(SetState& set, TimePoint since, TimePoint now, int excep
     const Liveness::Verdict verdict = liveness_.Waiting(neighbour, since, now);
     if (verdict.lost) {
       RaiseFault(
-          StatusCode::kPeerLost,
-          "rank " + std::to_string(neighbour) + " is lost: rank " + std::to_string(options_.rank) +
-              " on host " + options_.host + " has heard nothing from it for " +
-              DurationText(liveness_.Silent(neighbour)) + ", no answer to a ping either " +
-              "(peer_timeout is " + DurationText(options_.peer_timeout) +
-              "): its process was killed or stopped, or its host or a link is down; who stops "
-              "ranks, as in a debugger, needs a longer peer_timeout",
-          "", {neighbour, {}, {}});
+          {StatusCode::kPeerLost,
+           "rank " + std::to_string(neighbour) + " is lost: rank " + std::to_string(options_.rank) +
+               " on host " + options_.host + " has heard nothing from it for " +
+               DurationText(liveness_.Silent(neighbour)) + ", no answer to a ping either " +
+               "(peer_timeout is " + DurationText(options_.peer_timeout) +
+               "): its process was killed or stopped, or its host or a link is down; who stops "
+               "ranks, as in a debugger, needs a longer peer_timeout",
+           {neighbour, {}, {}}});
       return;
     }
     if (verdict.ping) SendNow(neighbour, PingMessage{set.number()});

@@ -58,17 +58,8 @@ std::string TensorText(const Signature& s) {
     text += s.kind == OpKind::kReduce || s.kind == OpKind::kGather ? " to rank " : " from rank ";
     text += std::to_string(s.root);
   }
-  text.append(" of ").append(DTypeName(s.dtype)).append(" [");
-  std::string_view separator;
-  if (FirstDimensionVaries(s.kind)) {
-    text += "*";
-    separator = ", ";
-  }
-  for (std::int64_t dimension : s.shape) {
-    text.append(separator).append(std::to_string(dimension));
-    separator = ", ";
-  }
-  text += "]";
+  text.append(" of ").append(DTypeName(s.dtype)).append(" ");
+  text += ShapeText(s.shape, FirstDimensionVaries(s.kind));
   if (s.wire) text.append(" as ").append(DTypeName(*s.wire));
   if (s.device == DeviceKind::kCuda) text += " on CUDA device slot " + std::to_string(s.slot);
   if (Bits(s.prescale) != Bits(1.0)) text += ", prescale " + Shortest(s.prescale);
@@ -146,7 +137,7 @@ std::size_t KeyHash::OfNumbers(const Key& key) {
 
 std::int64_t Signature::Bytes() const {
   std::int64_t bytes = 0;
-  return __builtin_mul_overflow(ElementCount(), static_cast<std::int64_t>(SizeOf(dtype)), &bytes)
+  return __builtin_mul_overflow(ElementCount(), BytesOf(dtype), &bytes)
              ? std::numeric_limits<std::int64_t>::max()
              : bytes;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "core/protocol/mismatch.h"
 
 namespace sirtaki::core {
@@ -41,7 +42,7 @@ std::string KeyText(const StallWarning& warning) {
 std::string WaitedText(const StallWarning& warning) {
   std::string text = KeyText(warning);
   if (warning.others > 0) {
-    text += " and " + std::to_string(warning.others) + (warning.others == 1 ? " other" : " others");
+    text += " and " + CountText(warning.others, "other");
   }
   return text + (warning.others > 0 ? " have waited " : " has waited ") +
          DurationText(warning.waited);

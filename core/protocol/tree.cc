@@ -8,13 +8,9 @@
 
 namespace sirtaki::core {
 
-Tree Tree::Build(const std::vector<int>& host_of_rank, int arity) {
+Tree::Tree(const std::vector<int>& host_of_rank, int arity) : arity_(arity) {
   SIRTAKI_CHECK(!host_of_rank.empty(), "a tree has at least one rank");
   SIRTAKI_CHECK(arity >= 1, "a tree's arity is at least 1");
-  return {host_of_rank, arity};
-}
-
-Tree::Tree(const std::vector<int>& host_of_rank, int arity) : arity_(arity) {
   const int size = static_cast<int>(host_of_rank.size());
   host_of_rank_.reserve(host_of_rank.size());
   std::unordered_map<int, int> number_of_host;

@@ -15,7 +15,7 @@ class Tree {
  public:
   // `host_of_rank[r]` is any number that is equal for ranks of one host; a host's ranks need not be
   // neighbours. arity >= 1. Precondition: host_of_rank is not empty.
-  static Tree Build(const std::vector<int>& host_of_rank, int arity);
+  Tree(const std::vector<int>& host_of_rank, int arity);
 
   struct Node {
     int parent = -1;                         // -1: the root
@@ -30,7 +30,6 @@ class Tree {
   int size() const { return static_cast<int>(host_of_rank_.size()); }
 
  private:
-  Tree(const std::vector<int>& host_of_rank, int arity);
   RankRanges SubtreeOf(int rank) const;
   RankRanges RanksOfHosts(std::int64_t first, std::int64_t last) const;
   std::vector<int> ChildrenOf(int rank) const;

@@ -34,7 +34,8 @@ void Gate::Unlock() {
 // The analysis cannot know that the gate is not held after the deadline.
 GateLock::GateLock(Gate& gate, const char* what,
                    TimePoint deadline) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS : gate_(gate) {
-  if (gate_.LockUntil(what, deadline)) return;
+  // A gate that is free is taken without the mutex of those that wait.
+  if (gate_.TryLock(what) || gate_.LockUntil(what, deadline)) return;
   const std::string holder = gate_.Holder();
   late_ = Status(StatusCode::kTimedOut, std::string(what) +
                                             " came to its deadline while another thread was in " +

@@ -39,12 +39,8 @@ AlltoallOptions AlltoallOf(std::vector<std::int64_t> splits, std::string name,
 
 py::tuple Alltoall(const at::Tensor& tensor, std::vector<std::int64_t> splits, std::string name,
                    const ProcessSet& set) {
-  const Wait wait;
-  AlltoallResult result;
-  {
-    const py::gil_scoped_release release;
-    result = alltoall(tensor, AlltoallOf(std::move(splits), std::move(name), set));
-  }
+  const AlltoallOptions options = AlltoallOf(std::move(splits), std::move(name), set);
+  const AlltoallResult result = Released([&] { return alltoall(tensor, options); });
   return py::make_tuple(result.tensor, RowsTensor(result.received_splits));
 }
 

@@ -79,12 +79,9 @@ void BindObservability(py::module_& module) {
       },
       WithoutGil());
   module.def("release_memory", &release_memory, WithoutGil());
-  module.def(
-      "start_timeline", [](const std::string& path) { start_timeline(path); }, WithoutGil());
-  module.def(
-      "stop_timeline", [] { stop_timeline(); }, WithoutGil());
-  module.def(
-      "mark", [](const std::string& text) { mark(text); }, WithoutGil());
+  module.def("start_timeline", &start_timeline, WithoutGil());
+  module.def("stop_timeline", &stop_timeline, WithoutGil());
+  module.def("mark", &mark, WithoutGil());
 }
 
 }  // namespace sirtaki::python

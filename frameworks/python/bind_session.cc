@@ -61,12 +61,6 @@ detail::ShardCopies::Shards TakeShards(const py::list& list) {
   return shards;
 }
 
-detail::ShardCopies::Shards ReceiveShards(const detail::ShardCopies& copies, int shard) {
-  const Wait wait;
-  const py::gil_scoped_release release;
-  return copies.Receive(shard);
-}
-
 void BindShardCopies(py::module_& module) {
   using detail::ShardCopies;
   py::class_<ShardCopies>(module, "ShardCopies")
@@ -74,16 +68,12 @@ void BindShardCopies(py::module_& module) {
       .def("keep",
            [](ShardCopies& copies, std::int64_t place, const py::list& mine, bool to_partner) {
              ShardCopies::Shards taken = TakeShards(mine);
-             const Wait wait;
-             const py::gil_scoped_release release;
-             copies.Keep(place, std::move(taken), to_partner);
+             Released([&] { copies.Keep(place, std::move(taken), to_partner); });
            })
       .def("keep_for_change",
            [](ShardCopies& copies, std::int64_t place, const py::list& mine) {
              ShardCopies::Shards taken = TakeShards(mine);
-             const Wait wait;
-             const py::gil_scoped_release release;
-             copies.KeepForChange(place, std::move(taken));
+             Released([&] { copies.KeepForChange(place, std::move(taken)); });
            })
       .def("confirm", &ShardCopies::Confirm, WithoutGil())
       .def("bytes_kept", &ShardCopies::bytes)
@@ -96,7 +86,7 @@ void BindShardCopies(py::module_& module) {
           },
           Waiting())
       .def("receive", [](const ShardCopies& copies, int shard) {
-        return BytesOf(ReceiveShards(copies, shard));
+        return BytesOf(Released([&] { return copies.Receive(shard); }));
       });
 }
 

@@ -61,6 +61,14 @@ std::chrono::milliseconds Milliseconds(double seconds);
 // Functions that wait for other ranks are bound with this guard.
 using Waiting = pybind11::call_guard<Wait, pybind11::gil_scoped_release>;
 
+// Released calls what waits where the function needs the interpreter's lock before or after that.
+template <class Call>
+auto Released(const Call& call) {
+  const Wait wait;
+  const pybind11::gil_scoped_release release;
+  return call();
+}
+
 // What Python gets from a call: of an asynchronous one a handle, of others the result.
 template <class Result>
 inline constexpr bool kIsHandle = std::is_constructible_v<PythonHandle, const Result&, bool>;

@@ -39,10 +39,12 @@ bool Open(Pipe* out) {
                          const Pipe& error, int errors) {
   if (!command.outlives) prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // it has died already
+  const bool is_none = command.input == Command::kNoInput;
+  const int input = is_none ? open("/dev/null", O_RDONLY | O_CLOEXEC) : command.input;
   if (file_limit) setrlimit(RLIMIT_NOFILE, &*file_limit);
   signal(SIGPIPE, SIG_DFL);  // handlers go by themselves, what is ignored does not
   if (command.own_group) setpgid(0, 0);
-  if (command.input != STDIN_FILENO) dup2(command.input, STDIN_FILENO);
+  if (input != STDIN_FILENO) dup2(input, STDIN_FILENO);
   dup2(output[1].get(), STDOUT_FILENO);
   dup2(error[1].get(), STDERR_FILENO);
   for (const std::string& name : command.unset) unsetenv(name.c_str());
@@ -73,9 +75,10 @@ std::string CurrentFolder() {
   return std::filesystem::current_path(error).string();
 }
 
-Child::Child(Loop* loop, const std::function<void(Stream)>& readable)
-    : output_(loop, [readable] { readable(Stream::kOutput); }),
-      error_(loop, [readable] { readable(Stream::kError); }) {}
+Child::Child(Loop* loop, const std::function<bool(Stream)>& take)
+    : take_(take),
+      output_(loop, [take] { take(Stream::kOutput); }),
+      error_(loop, [take] { take(Stream::kError); }) {}
 
 Status Child::Start(const Command& command, int* error) {
   Pipe output;
@@ -118,6 +121,16 @@ std::string Child::Read(Stream stream, std::size_t most) {
   std::string bytes;
   if (from.is_open() && ReadSome(from.fd(), &bytes, most).ended) from.Close();
   return bytes;
+}
+
+void Child::AskAll() {
+  for (const Stream stream : kStreams) Ask(stream);
+}
+
+void Child::Drain() {
+  for (const Stream stream : kStreams) {
+    while (take_(stream)) continue;
+  }
 }
 
 bool Child::prints() const { return output_.is_open() || error_.is_open(); }

@@ -31,12 +31,14 @@ struct Command {
   bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
   bool outlives = false;   // this process, if that dies
   int input = 0;           // the descriptor that is its standard input
+  static constexpr int kNoInput = -1;  // as `input`, and any that is not open: /dev/null
 };
 
 class Child {
  public:
-  // `readable` is called once for a stream that was asked for, when there is something to be read.
-  Child(Loop* loop, const std::function<void(Stream)>& readable);
+  // `take` is called once for a stream that was asked for, when there is something to be read. It is to
+  // read, and says whether there was something that it wants more of.
+  Child(Loop* loop, const std::function<bool(Stream)>& take);
   // Finds the program on PATH. It is killed when this process dies, if the
   // command does not say otherwise. kBackend: it cannot be started,
   // with errno in `*error`.
@@ -48,6 +50,10 @@ class Child {
   void Signal(int signal, bool group = false) const;
   bool running() const { return pid_ > 0; }
   void Ask(Stream stream) { Of(stream).Ask(); }
+  void AskAll();  // asks for both streams
+  // Drain has all taken that there is now, after the end: programs that the child has left may hold the
+  // pipes open, as ssh does that serves later calls.
+  void Drain();
   // Reads what it has printed and there is now; empty if there is nothing.
   std::string Read(Stream stream, std::size_t most = kReadSize);
   bool prints() const;  // or something that it has started
@@ -56,6 +62,7 @@ class Child {
  private:
   Source& Of(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }
 
+  const std::function<bool(Stream)> take_;
   pid_t pid_ = -1;
   Source output_;
   Source error_;

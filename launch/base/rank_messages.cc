@@ -1,7 +1,6 @@
 #include "launch/base/rank_messages.h"
 
 #include <cstddef>
-#include <span>
 #include <utility>
 
 #include "core/base/byte_codec.h"
@@ -92,12 +91,12 @@ std::string Encode(RankMessage message) {
   ByteWriter writer;
   writer.Byte(static_cast<std::uint8_t>(message.index()));
   std::visit(Fields{nullptr, &writer}, message);
-  const auto bytes = writer.Take();
+  const std::string_view bytes = writer.text();
   std::string frame;
   for (std::size_t i = 0; i < kHead; ++i) {
     frame.push_back(static_cast<char>((bytes.size() >> (8 * i)) & 0xFFU));
   }
-  return frame.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return frame.append(bytes);
 }
 
 Status MessageReader::Next(std::optional<RankMessage>* out) {
@@ -113,7 +112,7 @@ Status MessageReader::Next(std::optional<RankMessage>* out) {
     return broken_;
   }
   if (bytes_.size() < kHead + length) return broken_;
-  ByteReader reader(std::as_bytes(std::span(bytes_.data() + kHead, length)));
+  ByteReader reader(std::string_view(bytes_).substr(kHead, length));
   constexpr std::size_t kKinds = std::variant_size_v<RankMessage>;
   RankMessage message =
       Empty(reader.ByteUpTo("kind of message", kKinds - 1), std::make_index_sequence<kKinds>());

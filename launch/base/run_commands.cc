@@ -42,7 +42,7 @@ class Runner {
     Running(Loop* loop, std::size_t number, CommandOutcome* into, TimePoint time)
         : index(number),
           outcome(into),
-          child(loop, [this](Stream stream) { Take(stream); }),
+          child(loop, [this](Stream stream) { return Take(stream); }),
           until(time) {}
 
     // False if there is nothing to be read now, or enough is kept.
@@ -90,7 +90,7 @@ class Runner {
   void Step() {
     TimePoint until = TimePoint::max();
     for (const auto& one : running_) {
-      for (const Stream stream : kStreams) one->child.Ask(stream);
+      one->child.AskAll();
       if (!one->killed) until = std::min(until, one->until);
     }
     if (running_.size() < at_once_) {
@@ -103,10 +103,7 @@ class Runner {
 
   void CheckEnd(Running* one) {
     if (const auto end = one->child.Ended()) {
-      // Programs that it has left may hold the pipes open, as ssh does that serves later calls.
-      for (const Stream stream : kStreams) {
-        while (one->Take(stream)) continue;
-      }
+      one->child.Drain();
       one->outcome->in_time = !one->killed;
       one->outcome->end = *end;
       if (!again_ || one->killed || signal_ != 0) return;

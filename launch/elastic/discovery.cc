@@ -1,7 +1,5 @@
 #include "launch/elastic/discovery.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -10,7 +8,6 @@
 #include <utility>
 
 #include "core/base/text.h"
-#include "launch/base/descriptor.h"
 #include "launch/base/run_commands.h"
 #include "launch/base/shell_text.h"
 #include "launch/job/failure_judgement.h"
@@ -66,9 +63,8 @@ Status ParseDiscovered(std::string_view text, const std::string& script, int slo
 
 Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out) {
   int signal = 0;
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   Command command{{script}, {}, {}};
-  command.input = nothing.get();
+  command.input = Command::kNoInput;
   const CommandOutcome outcome = RunCommands({command}, kPatience, 1, &signal).front();
   if (signal != 0) raise(signal);  // nothing has begun that must be ended first
   const std::string why = outcome.why.empty()
@@ -85,8 +81,9 @@ Discovery::Discovery(Loop* loop, std::string script, int slots_per_host, core::D
       child_(loop,
              [this](Stream stream) {
                std::string& text = stream == Stream::kOutput ? printed_ : said_;
-               text += child_.Read(stream);
-               if (text.size() > kMostPrinted) text.resize(kMostPrinted);
+               const std::string more = child_.Read(stream);
+               text.append(more, 0, kMostPrinted - text.size());
+               return !more.empty() && text.size() < kMostPrinted;
              }),
       until_(script_.empty() ? TimePoint::max() : Clock::now() + interval_) {}
 
@@ -95,9 +92,7 @@ Discovery::~Discovery() {
 }
 
 void Discovery::CheckTimes(TimePoint now) {
-  if (child_.running()) {
-    for (const Stream stream : kStreams) child_.Ask(stream);
-  }
+  if (child_.running()) child_.AskAll();
   if (now < until_) return;
   if (child_.running()) {
     killed_ = true;
@@ -109,28 +104,20 @@ void Discovery::CheckTimes(TimePoint now) {
   said_.clear();
   Command command{{script_}, {}, {}};
   command.own_group = true;
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  command.input = nothing.get();
+  command.input = Command::kNoInput;
   int error = 0;
   const Status status = child_.Start(command, &error);
   until_ = now + (status.ok() ? core::Duration(kPatience) : interval_);
   if (!status.ok())
     return Complain(CalledScript(script_) + " cannot be started: " + status.message());
-  for (const Stream stream : kStreams) child_.Ask(stream);
+  child_.AskAll();
 }
 
 std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
   if (!child_.running()) return std::nullopt;
   const auto end = child_.Ended();
   if (!end) return std::nullopt;
-  for (const auto& [stream, text] :
-       {std::pair(Stream::kOutput, &printed_), std::pair(Stream::kError, &said_)}) {
-    while (text->size() < kMostPrinted) {
-      const std::string more = child_.Read(stream);
-      if (more.empty()) break;
-      text->append(more);
-    }
-  }
+  child_.Drain();
   child_.StopReading();
   until_ = now + interval_;
   HostList hosts;

@@ -205,7 +205,10 @@ class ElasticJob {
       if (leaves) leaving.push_back(static_cast<int>(rank));
     }
     for (const WorkerId member : membership_.Members()) {
-      Tell(member, {Kind::kChange, order.generation, 0, 0, 0, order.why, leaving});
+      Tell(member, {.kind = Kind::kChange,
+                    .generation = order.generation,
+                    .text = order.why,
+                    .ranks = leaving});
     }
   }
   void Do(const EndGeneration& order) {
@@ -215,7 +218,7 @@ class ElasticJob {
     for (const WorkerId member : order.to) {
       const auto at = std::ranges::find(waiting, member);
       if (at == waiting.end() || at == waiting.begin()) {
-        Tell(member, {Kind::kOver, order.generation, 0, 0, 0, order.why, {}});
+        Tell(member, {.kind = Kind::kOver, .generation = order.generation, .text = order.why});
       } else {
         membership_.NoteReady(member, order.generation, {}, Clock::now());
       }
@@ -225,12 +228,12 @@ class ElasticJob {
     members_.clear();
     for (const WorkerId id : order.members) members_.push_back({id, workers_.at(id).host});
     news_.TellDecided(order.generation, members_, Clock::now());
-    left_to_join_ = order.members.size();
-    left_to_train_ = order.members.size();
+    left_to_join_ = left_to_train_ = order.members.size();
     beginning_ = Beginning{order.generation, order.members};
     const int size = static_cast<int>(order.members.size());
     const std::string address = AddressOfFirst(order.members);
-    Tell(order.members.front(), {Kind::kPlace, order.generation, 0, size, 0, address, {}});
+    Tell(order.members.front(),
+         {.kind = Kind::kPlace, .generation = order.generation, .size = size, .text = address});
   }
   void Do(const EndJob& order) { End(order.code, order.why); }
 
@@ -339,7 +342,10 @@ class ElasticJob {
       if (!notice.text.empty()) {
         news_.TellOver(notice.generation, FailureName(worker, notice) + ": " + notice.text, now);
       } else if (change_.generation == notice.generation) {  // the first that leaves for it
-        news_.history().NoteOver(notice.generation, std::exchange(change_, {}).why, now);
+        news_.history().Write({.kind = GenerationNote::Kind::kOver,
+                               .generation = notice.generation,
+                               .at = now,
+                               .text = std::exchange(change_, {}).why});
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now);
@@ -363,13 +369,12 @@ class ElasticJob {
     const auto members = std::exchange(beginning_.members, {});
     const std::string address = AddressOfFirst(members);
     for (std::size_t rank = 1; rank < members.size(); ++rank) {
-      Tell(members[rank], {Kind::kPlace,
-                           notice.generation,
-                           static_cast<int>(rank),
-                           static_cast<int>(members.size()),
-                           notice.port,
-                           address,
-                           {}});
+      Tell(members[rank], {.kind = Kind::kPlace,
+                           .generation = notice.generation,
+                           .rank = static_cast<int>(rank),
+                           .size = static_cast<int>(members.size()),
+                           .port = notice.port,
+                           .text = address});
     }
   }
 
@@ -438,7 +443,10 @@ class ElasticJob {
     if (is_ending()) return;
     code_ = code;
     why_ = why;
-    news_.history().NoteEnd(membership_.generation(), why, Clock::now());
+    news_.history().Write({.kind = GenerationNote::Kind::kEnded,
+                           .generation = membership_.generation(),
+                           .at = Clock::now(),
+                           .text = why.empty() ? "the program has ended" : why});
     end_by_ = Clock::now() + kEndTime;
     AdoptOrphans();
     output_.FinishLauncher();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "launch/base/rank_messages.h"
 #include "launch/elastic/discovery.h"
 #include "launch/hosts/host_list.h"
@@ -43,9 +44,9 @@ Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_ti
   limits.min_ranks = options.min_np;
   limits.max_ranks = most > 0 ? most : may_grow ? kMaxRanks : slots;
   if (!may_grow && slots < limits.min_ranks) {
-    return {StatusCode::kInvalidArgument,
-            options.Called("min-np") + " " + std::to_string(limits.min_ranks) +
-                ": the hosts have " + std::to_string(slots) + (slots == 1 ? " slot" : " slots")};
+    return {StatusCode::kInvalidArgument, options.Called("min-np") + " " +
+                                              std::to_string(limits.min_ranks) +
+                                              ": the hosts have " + core::CountText(slots, "slot")};
   }
   if (options.reset_limit >= 0) limits.resets = options.reset_limit;
   limits.timeout = std::chrono::seconds(options.elastic_timeout);

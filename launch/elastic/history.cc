@@ -96,36 +96,4 @@ void History::Write(GenerationNote note) {
   if (!waits) waiting_.clear();
 }
 
-void History::NoteDecided(int generation, const std::vector<Generation::Member>& members,
-                          core::TimePoint at) {
-  GenerationNote note{NoteKind::kDecided, generation, at, {}, {}, {}, {}};
-  for (const Generation::Member& member : members) {
-    note.workers.push_back(member.worker);
-    note.on.push_back(member.host);
-  }
-  Write(std::move(note));
-}
-
-void History::NoteJoined(int generation, core::TimePoint at) {
-  Write({NoteKind::kJoined, generation, at, {}, {}, {}, {}});
-}
-
-void History::NoteTrains(int generation, core::TimePoint at) {
-  Write({NoteKind::kTrains, generation, at, {}, {}, {}, {}});
-}
-
-void History::NoteLeft(int generation, const Generation::Member& worker, const std::string& how,
-                       core::TimePoint at) {
-  Write({NoteKind::kLeft, generation, at, worker.host, {worker.worker}, {}, how});
-}
-
-void History::NoteOver(int generation, const std::string& why, core::TimePoint at) {
-  Write({NoteKind::kOver, generation, at, {}, {}, {}, why});
-}
-
-void History::NoteEnd(int generation, const std::string& why, core::TimePoint at) {
-  Write(
-      {NoteKind::kEnded, generation, at, {}, {}, {}, why.empty() ? "the program has ended" : why});
-}
-
 }  // namespace sirtaki::launch

@@ -20,16 +20,9 @@ class History {
   // is an earlier job's, and is replaced.
   History(const LaunchOptions& options, const core::EnvironmentView& env);
 
-  void NoteDecided(int generation, const std::vector<Generation::Member>& members,
-                   core::TimePoint at);
-  void NoteJoined(int generation, core::TimePoint at);
-  void NoteTrains(int generation, core::TimePoint at);
-  // The worker is gone in the time of this generation; 0: before the first one.
-  void NoteLeft(int generation, const Generation::Member& worker, const std::string& how,
-                core::TimePoint at);
-  void NoteOver(int generation, const std::string& why, core::TimePoint at);
-  // The job ends, in this generation. `why`: empty if all is well.
-  void NoteEnd(int generation, const std::string& why, core::TimePoint at);
+  // Write adds a note; one without a host gets that of sirtakirun. A worker that is gone belongs to the generation in whose time
+  // it went; 0: before the first one.
+  void Write(GenerationNote note);
 
  private:
   struct File {
@@ -37,7 +30,6 @@ class History {
     bool begins_at_once = false;
     bool has_begun = false;
   };
-  void Write(GenerationNote note);
 
   const std::string host_;
   std::vector<File> files_;  // those that can be written

@@ -16,6 +16,8 @@ using core::TimePoint;
 
 namespace {
 
+using NoteKind = GenerationNote::Kind;
+
 // The time after which a line tells what the job waits for, and after which it is told again.
 constexpr auto kSilence = std::chrono::seconds(5);
 constexpr auto kTellAgain = std::chrono::seconds(60);
@@ -31,7 +33,12 @@ void JobNews::TellDecided(int generation, const std::vector<Generation::Member>&
   Say("generation " + std::to_string(generation) + ": " + MembersText(members));
   decided_ = generation;
   decided_at_ = now;
-  history_.NoteDecided(generation, members, now);
+  GenerationNote note{.kind = NoteKind::kDecided, .generation = generation, .at = now};
+  for (const Generation::Member& member : members) {
+    note.workers.push_back(member.worker);
+    note.on.push_back(member.host);
+  }
+  history_.Write(std::move(note));
 }
 
 void JobNews::TellJoined(int generation, TimePoint now) {
@@ -42,7 +49,7 @@ void JobNews::TellJoined(int generation, TimePoint now) {
             DurationText(now - decided_at_) + " to join";
   }
   Say("generation " + std::to_string(generation) + " has begun" + since);
-  history_.NoteJoined(generation, now);
+  history_.Write({.kind = NoteKind::kJoined, .generation = generation, .at = now});
   joined_at_ = now;
   over_at_ = TimePoint::max();
 }
@@ -50,7 +57,7 @@ void JobNews::TellJoined(int generation, TimePoint now) {
 void JobNews::TellTrains(int generation, WorkerId with_state_of, TimePoint now) {
   Say("generation " + std::to_string(generation) + " trains, " + DurationText(now - joined_at_) +
       " later, with the state of worker " + std::to_string(with_state_of));
-  history_.NoteTrains(generation, now);
+  history_.Write({.kind = NoteKind::kTrains, .generation = generation, .at = now});
 }
 
 void JobNews::NoteFailure(TimePoint now) { over_at_ = std::min(over_at_, now); }
@@ -58,13 +65,18 @@ void JobNews::NoteFailure(TimePoint now) { over_at_ = std::min(over_at_, now); }
 void JobNews::TellOver(int generation, const std::string& why, TimePoint now) {
   if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
   NoteFailure(now);
-  history_.NoteOver(generation, why, over_at_);
+  history_.Write({.kind = NoteKind::kOver, .generation = generation, .at = over_at_, .text = why});
   Say("generation " + std::to_string(generation) + " is over: " + why);
 }
 
 void JobNews::TellLeft(const Generation::Member& worker, const std::string& how, TimePoint now) {
   Say(NameOf(worker.worker, worker.host) + " " + how);
-  history_.NoteLeft(decided_, worker, how, now);
+  history_.Write({.kind = NoteKind::kLeft,
+                  .generation = decided_,
+                  .at = now,
+                  .host = worker.host,
+                  .workers = {worker.worker},
+                  .text = how});
 }
 
 std::string JobNews::HowItEnded(const Generation::Member& worker, const EndMessage& end,

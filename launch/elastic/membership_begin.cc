@@ -185,8 +185,7 @@ bool Membership::DropUnreached(TimePoint now) {
     if (weight(at) > weight(victim)) victim = at;
   }
   const auto& accusers = victim->second.accusers;
-  const std::string others =
-      is_explained ? "host " + Joined({accusers.begin(), accusers.end()}, ", ") : "the others";
+  const std::string others = is_explained ? "host " + Joined(accusers, ", ") : "the others";
   for (const WorkerId id : victim->second.workers) {
     Drop(id,
          "no group begins with it: its host and " + others +

@@ -1,16 +1,13 @@
-// How the texts of a membership call workers. For the files that make it up only.
+// The texts of a membership have these parts in common. For the files that make it up only.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 #include "launch/elastic/membership.h"
+#include "launch/reports/generations.h"
 
 namespace sirtaki::launch {
-
-inline std::string NameOf(WorkerId id, const std::string& host) {
-  return "worker " + std::to_string(id) + " on host " + host;
-}
 
 // The end of a text that tells that nobody is left who has trained.
 inline constexpr std::string_view kStartAgain =

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/words.h"
 #include "launch/elastic/membership.h"
 #include "launch/elastic/membership_texts.h"
 
@@ -64,8 +65,8 @@ Membership::Wait Membership::WaitsFor() const {
     return {NamesOf(starting) + ", whose program has not called init()", std::min(late, starts_by)};
   }
   if (missing > 0) {
-    return {std::to_string(missing) + (missing == 1 ? " more worker" : " more workers") +
-                " (--min-np " + std::to_string(limits_.min_ranks) + ")",
+    return {core::CountText(missing, "more worker") + " (--min-np " +
+                std::to_string(limits_.min_ranks) + ")",
             late};
   }
   return ending.empty() ? Wait{} : Wait{NamesOf(ending) + " to end", ends_by};

@@ -1,11 +1,8 @@
 #include "launch/elastic/starters.h"
 
-#include <fcntl.h>
-
 #include <csignal>
 #include <cstddef>
 
-#include "launch/base/descriptor.h"
 #include "launch/base/rank_messages.h"
 #include "launch/job/own_launcher.h"
 
@@ -15,7 +12,7 @@ using core::Status;
 
 struct Starters::Starter {
   Starter(Loop* loop, JobOutput* to)
-      : output(to), child(loop, [this](Stream stream) { Pass(stream); }) {}
+      : output(to), child(loop, [this](Stream stream) { return Pass(stream); }) {}
   // False if there is nothing to be read now.
   bool Pass(Stream stream) {
     const std::string bytes = child.Read(stream);
@@ -34,8 +31,7 @@ Status Starters::Start(const std::string& host, const Batch& batch,
   starter->batch = batch;
   Command command{WordsFor(host, batch), variables, {}};
   command.own_group = true;  // signals of the terminal are for this process
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  command.input = nothing.get();
+  command.input = Command::kNoInput;
   int error = 0;
   Status status = starter->child.Start(command, &error);
   if (status.ok()) all_.push_back(std::move(starter));
@@ -88,9 +84,7 @@ std::vector<std::pair<Starters::Batch, EndMessage>> Starters::TakeEnded() {
   for (const auto& starter : all_) {
     const auto end = starter->child.Ended();
     if (!end) continue;
-    for (const Stream stream : kStreams) {
-      while (starter->Pass(stream)) continue;
-    }
+    starter->child.Drain();
     ended.emplace_back(starter->batch, *end);
   }
   std::erase_if(all_, [](const auto& starter) { return !starter->child.running(); });

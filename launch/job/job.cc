@@ -64,7 +64,7 @@ class Job {
             [this](Connection* from, const RankMessage& message) { return Take(from, message); },
             [this](Connection* connection, const Status& why) { Drop(connection, why); }),
         output_(&loop_),
-        launcher_(&loop_, [this](Stream stream) { TakeOutputOfLauncher(stream); }) {}
+        launcher_(&loop_, [this](Stream stream) { return TakeOutputOfLauncher(stream); }) {}
 
   Status Start(bool again) {
     Status status = output_.Open(options_, plan_.placement.ranks, again, env_);
@@ -211,9 +211,7 @@ class Job {
     const auto end = launcher_.Ended();
     if (!end) return;
     launcher_end_ = end;
-    for (const Stream stream : kStreams) {
-      while (TakeOutputOfLauncher(stream)) continue;
-    }
+    launcher_.Drain();
     output_.FinishLauncher();
     const bool may_restart = options_.max_restarts > 0 && !course_.signalled();
     course_.NoteLauncherEnd(may_restart || OwnLauncherFailed(), Clock::now());

@@ -93,16 +93,12 @@ class Starter {
   int Wait(const Judge& judge) {
     int code = 0;
     while (code == 0 && !children_.empty()) {
-      for (const auto& one : children_) {
-        for (const Stream stream : kStreams) one->child.Ask(stream);
-      }
+      for (const auto& one : children_) one->child.AskAll();
       loop_.Run(core::TimePoint::max());
       for (const auto& one : children_) {
         const auto end = one->child.Ended();
         if (!end) continue;
-        for (const Stream stream : kStreams) {
-          while (one->Pass(stream)) continue;
-        }
+        one->child.Drain();
         if (code == 0 && !told_) code = CodeOf(*one, *end, judge);
       }
       std::erase_if(children_, [](const auto& one) { return !one->child.running(); });
@@ -113,7 +109,7 @@ class Starter {
  private:
   struct Running {
     Running(Loop* loop, std::string to)
-        : host(std::move(to)), child(loop, [this](Stream stream) { Pass(stream); }) {}
+        : host(std::move(to)), child(loop, [this](Stream stream) { return Pass(stream); }) {}
 
     // False if there is nothing to be read now.
     bool Pass(Stream stream) {
@@ -245,7 +241,6 @@ class OwnLauncher {
   // This machine may be named twice, "localhost" and by its name: its ranks count on.
   Status StartHere() {
     Status status;
-    const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
     const Descriptor input = isatty(STDIN_FILENO) != 0 && IsHere(hosts_.front())
                                  ? InputAfter("")
                                  : Descriptor(fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0));
@@ -255,7 +250,7 @@ class OwnLauncher {
       for (int i = 0; IsHere(host) && i < host.slots && status.ok(); ++i) {
         const RankPlace place{first + i, size_, local_rank++, local_size_};
         Command command{order_.words, PlaceVariables(place), {}};
-        command.input = place.rank == 0 ? input.get() : nothing.get();
+        command.input = place.rank == 0 ? input.get() : Command::kNoInput;
         status = starter_.Start(command, "");
       }
       first += host.slots;
@@ -370,12 +365,11 @@ Status StartAsDaemon(const std::vector<std::string>& words, Starter* starter) {
     const int entered = chdir(value.c_str());
     static_cast<void>(entered);
   }
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   for (int i = 0; status.ok() && i < numbers[1]; ++i) {
     Command command{order.words, order.variables, {}};
     const RankPlace place{numbers[0] + i, numbers[2], i, numbers[1]};
     for (auto& variable : PlaceVariables(place)) command.set.push_back(std::move(variable));
-    if (place.rank != 0) command.input = nothing.get();
+    if (place.rank != 0) command.input = Command::kNoInput;
     status = starter->Start(command, "");
   }
   return status;

@@ -60,7 +60,7 @@ class RankProcess {
       : program_(std::move(program)),
         env_(std::move(env)),
         notices_(&loop_, [this] { TakeNotices(kNoticesATurn); }),
-        child_(&loop_, [this](Stream stream) { TakeOutput(stream); }) {}
+        child_(&loop_, [this](Stream stream) { return TakeOutput(stream); }) {}
 
   int Run() {
     setpgid(0, 0);  // what the program starts belongs to the group too
@@ -157,15 +157,12 @@ class RankProcess {
         (core::SendNotice(notices_.fd(), program_hears_at_, core::StartNotice::kAgain, "") ||
          errno == EAGAIN)) {
       const core::ElasticNotice refusal{
-          core::ElasticNotice::Kind::kOver,
-          0,
-          0,
-          0,
-          0,
-          "init() was called in a process that the program of an elastic job has started, and that "
-          "one has "
-          "the place in the job: put what only the program does behind if __name__ == \"__main__\"",
-          {}};
+          .kind = core::ElasticNotice::Kind::kOver,
+          .text =
+              "init() was called in a process that the program of an "
+              "elastic job has started, and that one has the place in "
+              "the job: put what only the program does behind if "
+              "__name__ == \"__main__\""};
       core::SendNotice(notices_.fd(), from, core::StartNotice::kElastic, core::Encode(refusal));
       return;
     }
@@ -174,11 +171,14 @@ class RankProcess {
     Send(ElasticMessage{std::move(text)});
   }
 
-  void TakeOutput(Stream stream) {
-    if (!HasRoom()) return;
+  // False if there is nothing that can be sent on now.
+  bool TakeOutput(Stream stream) {
+    if (!HasRoom()) return false;
     OutputMessage output{stream, child_.Read(stream, kMaxOutputBytes)};
+    if (output.bytes.empty()) return false;
     unwritten_ += output.bytes.size();
-    if (!output.bytes.empty()) Send(std::move(output));
+    Send(std::move(output));
+    return true;
   }
 
   bool Take(const RankMessage& message) {
@@ -206,8 +206,8 @@ class RankProcess {
     const auto notice = core::DecodeElasticNotice(text);
     const bool is_over = notice && notice->kind == core::ElasticNotice::Kind::kOver;
     if (!is_over || !IsStopped(program_process_)) return;
-    const core::ElasticNotice told{
-        core::ElasticNotice::Kind::kIsStopped, notice->generation, 0, 0, 0, "", {}};
+    const core::ElasticNotice told{.kind = core::ElasticNotice::Kind::kIsStopped,
+                                   .generation = notice->generation};
     Send(ElasticMessage{core::Encode(told)});
   }
 

@@ -1,7 +1,5 @@
 #include "launch/job/start_order.h"
 
-#include <span>
-
 #include "core/base/byte_codec.h"
 #include "core/base/text.h"
 #include "launch/base/shell_text.h"
@@ -27,10 +25,10 @@ std::string Encode(const StartOrder& order, std::string_view version) {
   }
   writer.Varint(order.words.size());
   for (const std::string& word : order.words) writer.Text(word);
-  const auto bytes = writer.Take();
+  const std::string_view bytes = writer.text();
   std::string text(kName);
   text.append(" ").append(version).append(" ").append(std::to_string(bytes.size())).append("\n");
-  return text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return text.append(bytes);
 }
 
 Status ReadOrderHead(std::string_view line, std::string_view version, std::size_t* length) {
@@ -55,7 +53,7 @@ Status ReadOrderHead(std::string_view line, std::string_view version, std::size_
 }
 
 Status ReadOrder(std::string_view bytes, StartOrder* out) {
-  core::ByteReader reader(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  core::ByteReader reader(bytes);
   StartOrder order;
   const std::size_t variables = reader.Count("count of variables", 2);
   for (std::size_t i = 0; i < variables && reader.status().ok(); ++i) {

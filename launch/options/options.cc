@@ -196,8 +196,7 @@ Status CheckElastic(LaunchOptions* options) {
   if (most > 0 && (options->min_np > most || options->np > most)) {
     return refuse(options->Called(options->min_np > most ? "min-np" : "np") + " " +
                       std::to_string(std::max(options->min_np, options->np)),
-                  "the job has at most " + std::to_string(most) +
-                      (most == 1 ? " rank (" : " ranks (") +
+                  "the job has at most " + CountText(most, "rank") + " (" +
                       options->Called(options->max_np > 0 ? "max-np" : "np") + ")");
   }
   options->launcher = "sirtakirun";

@@ -65,9 +65,8 @@ Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* plac
   placement->oversubscribed = placement->ranks > slots;
   if (placement->oversubscribed && !options.oversubscribe) {
     return WrongPlace(std::to_string(placement->ranks) + " ranks are more than the " +
-                      std::to_string(slots) + (slots == 1 ? " slot" : " slots") + " of " +
-                      HostsText(placement->hosts) + " (" + placement->from +
-                      "); --oversubscribe allows it");
+                      CountText(slots, "slot") + " of " + HostsText(placement->hosts) + " (" +
+                      placement->from + "); --oversubscribe allows it");
   }
   // Hosts are filled one after the other: those behind the last rank have none.
   int before = 0;

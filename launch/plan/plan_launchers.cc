@@ -241,10 +241,9 @@ core::Status AddOwn(PlanWriter* writer) {
     hosts[i].slots = counts[i];
     if (IsThisMachine(hosts[i].name, writer->input().machine)) here.push_back(hosts[i].name);
   }
-  const std::string ranks =
-      std::to_string(placement.ranks) + (placement.ranks == 1 ? " rank, " : " ranks, ");
   writer->Add({std::string(kLauncherFlag), "-H", HostsText(hosts)},
-              ranks + placement.ranks_from + "; " + placement.from + "; " + kInOrder +
+              CountText(placement.ranks, "rank") + ", " + placement.ranks_from + "; " +
+                  placement.from + "; " + kInOrder +
                   (placement.oversubscribed ? "; --oversubscribe" : ""));
   if (!here.empty()) {
     writer->Add({"--here", Joined(here, ",")}, "this machine, where no ssh is needed");

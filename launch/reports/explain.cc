@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "core/protocol/mismatch.h"
 #include "launch/reports/explain_calls.h"
 #include "launch/reports/explain_running.h"
@@ -36,9 +37,7 @@ std::string Verb(const RankRanges& ranks, const std::string& one, const std::str
 std::string CallText(const Wait& wait) {
   std::string text = wait.what;
   if (!wait.key.empty()) text += (text.empty() ? "" : " ") + wait.key;
-  if (wait.others > 0) {
-    text += " and " + std::to_string(wait.others) + (wait.others == 1 ? " other" : " others");
-  }
+  if (wait.others > 0) text += " and " + core::CountText(wait.others, "other");
   return text;
 }
 

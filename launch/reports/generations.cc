@@ -11,6 +11,7 @@
 
 #include "core/base/rank_ranges.h"
 #include "core/base/text.h"
+#include "core/base/words.h"
 
 namespace sirtaki::launch {
 namespace {
@@ -89,9 +90,7 @@ std::string OneText(const Generation& generation, const Generation* before) {
   }
   text += "\n";
   for (const GenerationNote& note : generation.left) {
-    const std::string name = "worker " +
-                             std::to_string(note.workers.empty() ? -1 : note.workers.front()) +
-                             " on host " + core::Escaped(note.host);
+    const std::string name = NameOf(note.workers.empty() ? -1 : note.workers.front(), note.host);
     const std::string how = core::Escaped(note.text);
     // The line before may have said so, without "is lost: ".
     const std::string over = core::Escaped(generation.why_over);
@@ -156,9 +155,12 @@ Status ReadGenerations(const std::string& folder, std::vector<Generation>* gener
   return Status::Ok();
 }
 
+std::string NameOf(int worker, const std::string& host) {
+  return "worker " + std::to_string(worker) + " on host " + core::Escaped(host);
+}
+
 std::string MembersText(const std::vector<Generation::Member>& members) {
-  std::string text = std::to_string(members.size()) + (members.size() == 1 ? " rank" : " ranks");
-  text += ": workers ";
+  std::string text = core::CountText(members.size(), "rank") + ": workers ";
   for (auto at = members.begin(); at != members.end();) {
     const std::string& host = at->host;
     core::RankRanges here;
@@ -170,8 +172,7 @@ std::string MembersText(const std::vector<Generation::Member>& members) {
 
 std::string GenerationsText(const std::vector<Generation>& generations) {
   if (generations.empty()) return {};
-  std::string text = "The elastic job has had " + std::to_string(generations.size()) +
-                     (generations.size() == 1 ? " generation" : " generations");
+  std::string text = "The elastic job has had " + core::CountText(generations.size(), "generation");
   const std::size_t first = generations.size() > kMostGenerations
                                 ? generations.size() - kMostGenerations
                                 : std::size_t{0};

@@ -57,6 +57,8 @@ struct Generation {
 // no such file. kInvalidArgument if it cannot be read.
 core::Status ReadGenerations(const std::string& folder, std::vector<Generation>* generations);
 
+// "worker 4 on host b"
+std::string NameOf(int worker, const std::string& host);
 // "3 ranks: workers 0-1 on host a, 4 on host b"
 std::string MembersText(const std::vector<Generation::Member>& members);
 

@@ -84,9 +84,7 @@ void Tell(const Generation& generation, const Generation* before, SirtakirunTrac
   }
   for (const GenerationNote& note : generation.left) {
     const int worker = note.workers.empty() ? -1 : note.workers.front();
-    to->Instant(kChangesTrack,
-                "worker " + std::to_string(worker) + " on host " + note.host + " " + note.text,
-                note.at);
+    to->Instant(kChangesTrack, NameOf(worker, note.host) + " " + note.text, note.at);
   }
   const auto since = before != nullptr ? before->over : generation.decided;
   const auto until = generation.trains ? generation.trains : generation.joined;

@@ -109,7 +109,7 @@ std::optional<TimelineHead> HeadOf(const std::string& path) {
   return head;
 }
 
-Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
+Status FindTimelines(const std::string& folder, std::vector<TimelinePart>* parts,
                      std::vector<std::string>* notes) {
   std::map<int, std::string> found;
   if (Status status = FindNumbered(folder, "rank-", &found); !status.ok()) return status;
@@ -124,7 +124,7 @@ Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
     if (head && head->session != run) {
       notes->push_back(path + " was left out: it belongs to another run than " + first);
     } else {
-      paths->push_back(std::move(path));
+      parts->push_back({.path = std::move(path)});
     }
   }
   return Status::Ok();
@@ -156,12 +156,6 @@ Status MergeTimelines(const std::vector<TimelinePart>& parts,
   }
   if (!status.ok()) (void)unlink(beside.c_str());
   return status;
-}
-
-Status MergeTimelines(const std::vector<std::string>& paths, const std::string& output) {
-  std::vector<TimelinePart> parts;
-  for (const std::string& path : paths) parts.push_back({.path = path});
-  return MergeTimelines(parts, {}, output);
 }
 
 }  // namespace sirtaki::launch

@@ -16,17 +16,6 @@ inline double Microseconds(core::Duration duration) {
   return static_cast<double>(std::chrono::nanoseconds(duration).count()) / 1e3;
 }
 
-// The files "rank-<number>.json" of a folder, by number, that are of the same run as the first of
-// them: an earlier run of more ranks has left others. `notes` says, a line each, which were left
-// out. kInvalidArgument if there are none.
-core::Status FindTimelines(const std::string& folder, std::vector<std::string>* paths,
-                           std::vector<std::string>* notes);
-
-// Writes the lines of all `paths` to `output`, which has all of them, or, whatever happens, what it
-// had before. A last line that was cut off is left out; kInvalidArgument, with file and line, for
-// any other that is none of a timeline.
-core::Status MergeTimelines(const std::vector<std::string>& paths, const std::string& output);
-
 // What the first line of a timeline says of it; what it does not say is empty, or none.
 struct TimelineHead {
   std::string session;
@@ -43,7 +32,16 @@ struct TimelinePart {
   std::string title = {};  // of that process
   core::Duration later{};  // is added to its times
 };
-// MergeTimelines with these objects of JSON before those of the parts.
+
+// FindTimelines finds the files "rank-<number>.json" of a folder, by number, that are of the same run as the first of
+// them: an earlier run of more ranks has left others. `notes` says, a line each, which were left
+// out. kInvalidArgument if there are none.
+core::Status FindTimelines(const std::string& folder, std::vector<TimelinePart>* parts,
+                           std::vector<std::string>* notes);
+
+// MergeTimelines writes these objects of JSON and the lines of all parts to `output`, which has all of them, or, whatever
+// happens, what it had before. A last line that was cut off is left out; kInvalidArgument, with file and
+// line, for any other that is none of a timeline.
 core::Status MergeTimelines(const std::vector<TimelinePart>& parts,
                             const std::vector<std::string>& objects, const std::string& output);
 

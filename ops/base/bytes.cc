@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
-namespace sirtaki::ops {
+#include "core/base/types.h"
 
-std::int64_t BytesOf(core::DType dtype) { return static_cast<std::int64_t>(core::SizeOf(dtype)); }
+namespace sirtaki::ops {
 
 Part PartOf(std::int64_t count, std::int64_t element_bytes, int i, int parts) {
   constexpr std::int64_t kLineBytes = 64;
   const std::int64_t line = std::max<std::int64_t>(1, kLineBytes / element_bytes);
   const std::int64_t even = (count + parts - 1) / parts;
-  const std::int64_t step = (even + line - 1) / line * line;
+  const std::int64_t step = core::RoundUp(even, line);
   const std::int64_t begin = std::min(i * step, count);
   return {begin, std::min(step, count - begin)};
 }

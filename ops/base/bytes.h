@@ -1,14 +1,9 @@
-// Sizes and copies in bytes, for all backends.
+// Parts of vectors and copies of bytes, for all backends.
 #pragma once
 
 #include <cstdint>
 
-#include "core/base/types.h"
-
 namespace sirtaki::ops {
-
-// The size of one element.
-std::int64_t BytesOf(core::DType dtype);
 
 // Some elements of a vector.
 struct Part {

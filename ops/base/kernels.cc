@@ -278,7 +278,7 @@ void ReduceInBlocks(core::ReduceOp op, core::DType dtype, std::span<const void* 
   std::int64_t sum[kBlock];
   std::int64_t addend[kBlock];
   const core::DType wide = fusion::AccumulationType(dtype, op);
-  const auto element = static_cast<std::int64_t>(core::SizeOf(dtype));
+  const std::int64_t element = BytesOf(dtype);
   for (std::int64_t i = 0; i < count; i += kBlock) {
     const std::int64_t n = count - i < kBlock ? count - i : kBlock;
     std::int64_t* to = sum;
@@ -380,7 +380,7 @@ void ReduceMembers(core::ReduceOp op, core::DType dtype, std::span<const void* c
 
 void ReduceParts(core::ReduceOp op, core::DType dtype, void* parts, std::int64_t members,
                  std::int64_t count, fusion::Scale before, fusion::Scale after) {
-  const std::int64_t bytes = count * static_cast<std::int64_t>(core::SizeOf(dtype));
+  const std::int64_t bytes = count * BytesOf(dtype);
   std::vector<const void*> inputs(static_cast<std::size_t>(members));
   for (std::size_t m = 0; m < inputs.size(); ++m) {
     inputs[m] = static_cast<std::byte*>(parts) + static_cast<std::int64_t>(m) * bytes;

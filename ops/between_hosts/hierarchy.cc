@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "core/threads/cooling_sleep.h"
-#include "ops/base/bytes.h"
 #include "ops/base/finished.h"
 #include "ops/base/keep_forever.h"
 #include "ops/base/kernels.h"
@@ -110,9 +109,7 @@ Status Hierarchy::Tell(SetNumber set, const T& mine, std::vector<T>* all) {
 }
 
 void Hierarchy::SetChunks(Layout* layout) const {
-  const auto lines = [](std::int64_t bytes) {
-    return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
-  };
+  const auto lines = [](std::int64_t bytes) { return core::RoundUp(bytes, kLineBytes); };
   const auto hosts = static_cast<std::int64_t>(layout->hosts.members.size());
   const std::int64_t most = std::max<std::int64_t>(options_.chunk_bytes, 1);
   const std::int64_t exchanged = layout->hosts.slices() * kExchangeBytes;

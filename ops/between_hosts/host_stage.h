@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/types.h"
 #include "ops/shm/region.h"
 #include "ops/shm/shared_counter.h"
 
@@ -32,8 +33,7 @@ class HostStage {
 
   // MemoryBytes is the size of one member's memory.
   static std::int64_t MemoryBytes(std::int64_t chunk_bytes) {
-    const std::int64_t bytes = kCountersBytes + 2 * std::int64_t{kSlots} * chunk_bytes;
-    return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    return core::RoundUp(kCountersBytes + 2 * std::int64_t{kSlots} * chunk_bytes, kPageBytes);
   }
 
   // `memory`: of each member, MemoryBytes, zeroed.

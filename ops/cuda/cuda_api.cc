@@ -26,7 +26,6 @@ const char* TakeRuntime(const DynamicLibrary& library, Api* api) {
   take("cudaRuntimeGetVersion", &api->RuntimeGetVersion);
   take("cudaGetDeviceCount", &api->GetDeviceCount);
   take("cudaSetDevice", &api->SetDevice);
-  take("cudaDeviceGetPCIBusId", &api->DeviceGetPCIBusId);
   take("cudaGetErrorName", &api->GetErrorName);
   take("cudaGetErrorString", &api->GetErrorString);
   take("cudaGetLastError", &api->GetLastError);

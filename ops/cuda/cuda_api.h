@@ -48,7 +48,6 @@ struct Api {
   Error (*RuntimeGetVersion)(int* version);
   Error (*GetDeviceCount)(int* count);
   Error (*SetDevice)(int device);
-  Error (*DeviceGetPCIBusId)(char* text, int size, int device);
   const char* (*GetErrorName)(Error error);
   const char* (*GetErrorString)(Error error);
   Error (*GetLastError)();  // forgets it, too

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "ops/base/bytes.h"
 #include "ops/groups/exchange_slices.h"
 #include "ops/groups/row_exchange.h"
 #include "ops/groups/run_makers.h"

@@ -66,14 +66,6 @@ core::Status GroupRun::Check() const {
     return {StatusCode::kInvalidArgument,
             "this rank is not in process set " + std::to_string(task_->channel.set)};
   }
-  const bool is_silent = task_->silent.Contains(task_->rank);
-  for (const GroupItem& item : task_->items) {
-    if ((item.work == nullptr) != is_silent) {
-      return {StatusCode::kProtocol,
-              "the ranks decided " + task_->KeyOf(item).ToString() + " as if this rank " +
-                  (item.work == nullptr ? "took part" : "had joined") + ", which is not so"};
-    }
-  }
   if (!core::HasRoot(task_->signature().kind)) return core::Status::Ok();
   if (root_ < 0) return {StatusCode::kInvalidArgument, "the root is not a member of the set"};
   if (task_->silent.Contains(task_->signature().root)) {

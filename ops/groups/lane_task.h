@@ -1,8 +1,10 @@
 // The lanes queue groups of tensors, and process sets that come or go.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/rank_ranges.h"
 #include "core/engine/executor.h"
@@ -29,12 +31,14 @@ using SetChangePtr = std::shared_ptr<const SetChange>;
 struct LaneTask {
   GroupTaskPtr group;
   SetChangePtr change;
+  std::uint64_t number = 0;  // that the lane gives
 
   bool is_small() const { return group != nullptr && group->channel.lane == fusion::Lane::kSmall; }
   core::SetNumber set() const { return group != nullptr ? group->channel.set : change->set; }
   core::TimePoint since() const { return group != nullptr ? group->since : change->since; }
   std::string ToString() const { return group != nullptr ? group->ToString() : change->ToString(); }
   core::RunningOperation Running() const;
+  void AddRunning(std::vector<core::RunningOperation>* list) const { list->push_back(Running()); }
   // The name of the tensor that a failure concerns; empty if there is none.
   std::string TensorName() const;
   void Complete(const core::Status& status) const;

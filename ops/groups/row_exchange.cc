@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/base/bytes.h"
-
 namespace sirtaki::ops {
 
 using core::OpKind;

@@ -54,7 +54,7 @@ void HostLanes::StartGroups(std::vector<std::shared_ptr<GroupTask>> groups) {
   for (std::shared_ptr<GroupTask>& group : groups) {
     group->number = ++impl_->groups;
     group->route = impl_->backend.Select(group->channel);
-    impl_->Enqueue({{std::move(group), nullptr}});
+    impl_->Enqueue({std::move(group), nullptr});
   }
   impl_->StepSmall();
 }

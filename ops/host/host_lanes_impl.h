@@ -19,15 +19,10 @@
 
 namespace sirtaki::ops {
 
-// A task of the host lanes; the small ones are stepped under the token, the others are the thread's.
-struct HostTask : LaneTask {
-  std::uint64_t number = 0;
-  void AddRunning(std::vector<core::RunningOperation>* list) const { list->push_back(Running()); }
-};
-
-struct HostLanes::Impl : Lane<HostTask> {
+// Small tasks are stepped under the token, the others are the thread's.
+struct HostLanes::Impl : Lane<LaneTask> {
   struct InFlight {
-    HostTask task;
+    LaneTask task;
     std::uint64_t begun = 0;  // how many of the small lane began before it
     std::unique_ptr<Staging> staging;
     std::unique_ptr<GroupRun> run;
@@ -43,12 +38,12 @@ struct HostLanes::Impl : Lane<HostTask> {
         messages(options.rank, lane_backend) {}
 
   // ---- by anyone ----
-  void Enqueue(HostTask task) SIRTAKI_EXCLUDES(mutex);
+  void Enqueue(LaneTask task) SIRTAKI_EXCLUDES(mutex);
   void EnqueueChange(SetChange change) SIRTAKI_EXCLUDES(mutex) {
-    Enqueue({{nullptr, std::make_shared<const SetChange>(std::move(change))}});
+    Enqueue({nullptr, std::make_shared<const SetChange>(std::move(change))});
   }
   // Completes the handles of a task that is over, or ends both lanes.
-  void Conclude(const HostTask& task, const core::Status& status) SIRTAKI_EXCLUDES(mutex);
+  void Conclude(const LaneTask& task, const core::Status& status) SIRTAKI_EXCLUDES(mutex);
   // Ends both lanes, once. `tensor`: of the failure; none for Abandon.
   void Stop(const core::Status& reason, const std::optional<std::string>& tensor)
       SIRTAKI_EXCLUDES(mutex);
@@ -61,7 +56,7 @@ struct HostLanes::Impl : Lane<HostTask> {
   // ---- the large lane's thread ----
   void RunLargeLane() SIRTAKI_EXCLUDES(mutex);
   // Waits for the next task; none when the thread is to end.
-  std::optional<HostTask> NextLarge() SIRTAKI_EXCLUDES(mutex);
+  std::optional<LaneTask> NextLarge() SIRTAKI_EXCLUDES(mutex);
 
   // Whether the first task of the queue may begin: a set goes when its small groups have gone, a
   // group waits for its inputs.
@@ -77,7 +72,7 @@ struct HostLanes::Impl : Lane<HostTask> {
 
   // These are used under the token.
   std::uint64_t groups = 0;  // started so far
-  std::deque<HostTask> small_queue;
+  std::deque<LaneTask> small_queue;
   std::vector<InFlight> small;  // oldest first
   std::uint64_t small_begun = 0;
   StagingPool pool;

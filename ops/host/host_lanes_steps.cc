@@ -24,12 +24,12 @@ constexpr auto kInputsPause = std::chrono::microseconds(100);
 
 }  // namespace
 
-void HostLanes::Impl::Enqueue(HostTask task) {
+void HostLanes::Impl::Enqueue(LaneTask task) {
   const bool is_small = task.is_small();
   if (Take(task, !is_small) && is_small) small_queue.push_back(std::move(task));
 }
 
-void HostLanes::Impl::Conclude(const HostTask& task, const Status& status) {
+void HostLanes::Impl::Conclude(const LaneTask& task, const Status& status) {
   // Another rank's fault has its text already, the same on all ranks.
   const bool is_others = status.origin().rank >= 0 && status.origin().rank != options.rank;
   if (!status.ok()) return Stop(is_others ? status : task.Describe(status), task.TensorName());
@@ -57,7 +57,7 @@ void HostLanes::Impl::Keep(const GroupTask& task, std::shared_ptr<void> what) {
 }
 
 void HostLanes::Impl::EndSmall(InFlight over) {
-  const HostTask task = over.task;
+  const LaneTask task = over.task;
   const Status status = over.run->status();
   if (status.ok()) {
     over.run.reset();
@@ -127,7 +127,7 @@ bool HostLanes::Impl::LargeAwaitsInputs() const {
   return there != nullptr && !there->load(std::memory_order_acquire);
 }
 
-std::optional<HostTask> HostLanes::Impl::NextLarge() {
+std::optional<LaneTask> HostLanes::Impl::NextLarge() {
   core::MutexLock lock(mutex);
   for (;;) {
     // Nobody tells when a device has brought them. Asked first: they may come between two
@@ -137,7 +137,7 @@ std::optional<HostTask> HostLanes::Impl::NextLarge() {
     if (quits()) return std::nullopt;
     WaitUntil(looks ? core::Clock::now() + kInputsPause : core::TimePoint::max());
   }
-  HostTask next = std::move(queue.front());
+  LaneTask next = std::move(queue.front());
   queue.pop_front();
   large_runs = true;
   return next;
@@ -146,7 +146,7 @@ std::optional<HostTask> HostLanes::Impl::NextLarge() {
 void HostLanes::Impl::RunLargeLane() {
   // The staging is in memory that the backend likes best, first touched by this thread.
   auto staging = std::make_shared<Staging>(backend.memory());
-  while (std::optional<HostTask> next = NextLarge()) {
+  while (std::optional<LaneTask> next = NextLarge()) {
     Status status;
     std::shared_ptr<GroupRun> run;
     if (next->change != nullptr) {
@@ -179,7 +179,7 @@ void HostLanes::Impl::RunLargeLane() {
     });
     if (told) continue;
     // The owners of the task's handles and tensors may be gone: nothing of it is destroyed.
-    KeepForever(std::make_shared<HostTask>(*next));
+    KeepForever(std::make_shared<LaneTask>(*next));
     KeepForever(std::move(run));
     KeepForever(std::move(staging));
     return;

@@ -1,8 +1,12 @@
 #include "ops/host/p2p_header.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
 
 #include "core/base/check.h"
+#include "core/base/text.h"
 
 namespace sirtaki::ops {
 namespace {
@@ -10,30 +14,35 @@ namespace {
 using core::Status;
 using core::StatusCode;
 
-constexpr std::size_t kDTypeAt = 4;
-constexpr std::size_t kDimensionsAt = 5;
-constexpr std::size_t kOfferAt = 6;
-constexpr std::size_t kBytesAt = 8;
-constexpr std::size_t kShapeAt = 16;
-constexpr std::size_t kKindAt = 4;
-constexpr std::size_t kTagAt = 6;
-constexpr std::size_t kWordAt = 8;
+static_assert(std::endian::native == std::endian::little, "numbers go as they lie in memory");
 
-void Put(std::span<std::byte> bytes, std::size_t at, std::uint64_t value, std::size_t size) {
-  for (std::size_t i = 0; i < size; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
-}
+struct HeaderFields {
+  std::uint32_t magic = kMessageMagic;
+  std::uint8_t dtype = 0;
+  std::uint8_t dimensions = 0;
+  std::uint16_t offer = 0;
+  std::int64_t bytes = 0;
+  std::array<std::int64_t, core::kMaxDimensions> shape{};
+};
+struct AnswerFields {
+  std::uint32_t magic = kAnswerMagic;
+  std::uint8_t kind = 0;
+  std::uint8_t zero = 0;
+  std::uint16_t tag = 0;
+  decltype(P2pAnswer::word) word{};
+};
 
-std::uint64_t Get(std::span<const std::byte> bytes, std::size_t at, std::size_t size) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < size; ++i) {
-    value |= std::to_integer<std::uint64_t>(bytes[at + i]) << (8 * i);
-  }
-  return value;
+template <class Fields, std::size_t kSize>
+Fields FieldsOf(std::span<const std::byte, kSize> bytes) {
+  Fields fields;
+  static_assert(sizeof fields == kSize && std::has_unique_object_representations_v<Fields>);
+  std::memcpy(&fields, bytes.data(), kSize);
+  return fields;
 }
 
 // False if a dimension is negative or the size does not fit.
 bool Size(core::DType dtype, std::span<const std::int64_t> shape, std::int64_t* bytes) {
-  *bytes = static_cast<std::int64_t>(core::SizeOf(dtype));
+  *bytes = BytesOf(dtype);
   bool fits = true;
   bool empty = false;
   for (const std::int64_t dimension : shape) {
@@ -62,12 +71,7 @@ std::int64_t P2pHeader::bytes() const {
 }
 
 std::string P2pHeader::ToString() const {
-  std::string text(core::DTypeName(dtype));
-  text += " [";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
+  return std::string(core::DTypeName(dtype)) + " " + core::ShapeText(shape);
 }
 
 P2pHeader HeaderOf(const core::Work& work) {
@@ -75,65 +79,51 @@ P2pHeader HeaderOf(const core::Work& work) {
 }
 
 P2pHeaderBytes Encode(const P2pHeader& header) {
-  P2pHeaderBytes bytes{};
-  Put(bytes, kBytesAt, static_cast<std::uint64_t>(header.bytes()), 8);
-  Put(bytes, 0, kMessageMagic, 4);
-  Put(bytes, kDTypeAt, static_cast<std::uint64_t>(header.dtype), 1);
-  Put(bytes, kDimensionsAt, header.shape.size(), 1);
-  Put(bytes, kOfferAt, header.offer, 2);
-  for (std::size_t i = 0; i < header.shape.size(); ++i) {
-    Put(bytes, kShapeAt + 8 * i, static_cast<std::uint64_t>(header.shape[i]), 8);
-  }
-  return bytes;
+  HeaderFields fields{.dtype = static_cast<std::uint8_t>(header.dtype),
+                      .dimensions = static_cast<std::uint8_t>(header.shape.size()),
+                      .offer = header.offer,
+                      .bytes = header.bytes()};
+  std::copy(header.shape.begin(), header.shape.end(), fields.shape.begin());
+  return std::bit_cast<P2pHeaderBytes>(fields);
 }
 
 Status Decode(std::span<const std::byte, kMessageHeaderBytes> bytes, P2pHeader* header) {
-  if (Get(bytes, 0, 4) != kMessageMagic) return Nonsense("that this is not a message");
-  const std::uint64_t dtype = Get(bytes, kDTypeAt, 1);
-  if (dtype >= static_cast<std::uint64_t>(core::kDTypeCount)) {
-    return Nonsense("data type " + std::to_string(dtype));
+  const auto fields = FieldsOf<HeaderFields>(bytes);
+  if (fields.magic != kMessageMagic) return Nonsense("that this is not a message");
+  if (fields.dtype >= core::kDTypeCount) {
+    return Nonsense("data type " + std::to_string(fields.dtype));
   }
-  const std::uint64_t dimensions = Get(bytes, kDimensionsAt, 1);
-  if (dimensions > core::kMaxDimensions) {
-    return Nonsense(std::to_string(dimensions) + " dimensions");
+  if (fields.dimensions > core::kMaxDimensions) {
+    return Nonsense(std::to_string(fields.dimensions) + " dimensions");
   }
-  header->dtype = static_cast<core::DType>(dtype);
-  header->offer = static_cast<std::uint16_t>(Get(bytes, kOfferAt, 2));
-  header->shape.clear();
-  for (std::size_t i = 0; i < core::kMaxDimensions; ++i) {
-    const auto dimension = static_cast<std::int64_t>(Get(bytes, kShapeAt + 8 * i, 8));
-    if (i < dimensions) {
-      header->shape.push_back(dimension);
-    } else if (dimension != 0) {
-      return Nonsense("more than its " + std::to_string(dimensions) + " dimensions");
-    }
+  header->dtype = static_cast<core::DType>(fields.dtype);
+  header->offer = fields.offer;
+  const auto end = fields.shape.begin() + fields.dimensions;
+  header->shape.assign(fields.shape.begin(), end);
+  if (std::any_of(end, fields.shape.end(), [](std::int64_t dimension) { return dimension != 0; })) {
+    return Nonsense("more than its " + std::to_string(fields.dimensions) + " dimensions");
   }
   std::int64_t size = 0;
-  const auto said = static_cast<std::int64_t>(Get(bytes, kBytesAt, 8));
-  if (!Size(header->dtype, header->shape, &size) || size != said) {
-    return Nonsense(std::to_string(said) + " bytes of " + header->ToString());
+  if (!Size(header->dtype, header->shape, &size) || size != fields.bytes) {
+    return Nonsense(std::to_string(fields.bytes) + " bytes of " + header->ToString());
   }
   return Status::Ok();
 }
 
 P2pAnswerBytes Encode(const P2pAnswer& answer, int tag) {
-  P2pAnswerBytes bytes{};
-  Put(bytes, 0, kAnswerMagic, 4);
-  Put(bytes, kKindAt, static_cast<std::uint64_t>(answer.kind), 1);
-  Put(bytes, kTagAt, static_cast<std::uint64_t>(tag), 2);
-  std::copy(answer.word.begin(), answer.word.end(), bytes.begin() + kWordAt);
-  return bytes;
+  return std::bit_cast<P2pAnswerBytes>(AnswerFields{.kind = static_cast<std::uint8_t>(answer.kind),
+                                                    .tag = static_cast<std::uint16_t>(tag),
+                                                    .word = answer.word});
 }
 
 Status Decode(std::span<const std::byte, kAnswerBytes> bytes, P2pAnswer* answer, int* tag) {
-  const std::uint64_t kind = Get(bytes, kKindAt, 1);
-  if (Get(bytes, 0, 4) != kAnswerMagic || Get(bytes, kKindAt + 1, 1) != 0 ||
-      kind > static_cast<std::uint64_t>(P2pAnswer::Kind::kNever)) {
+  const auto fields = FieldsOf<AnswerFields>(bytes);
+  if (fields.magic != kAnswerMagic || fields.zero != 0 ||
+      fields.kind > static_cast<std::uint8_t>(P2pAnswer::Kind::kNever)) {
     return {StatusCode::kProtocol, "the answer to a message is wrong"};
   }
-  answer->kind = static_cast<P2pAnswer::Kind>(kind);
-  *tag = static_cast<int>(Get(bytes, kTagAt, 2));
-  std::copy(bytes.begin() + kWordAt, bytes.end(), answer->word.begin());
+  *answer = {static_cast<P2pAnswer::Kind>(fields.kind), fields.word};
+  *tag = fields.tag;
   return Status::Ok();
 }
 

@@ -28,11 +28,7 @@ bool ArenaFrees::FreeIfReached(const Leaving& leaving) {
     bool reached = false;
     if (!event->Poll(&reached).ok() || !reached) return false;
   }
-  if (leaving.of_nccl) {
-    static_cast<void>(leaving.api->MemFree(leaving.memory));
-  } else {
-    static_cast<void>(leaving.device->api().Free(leaving.memory));
-  }
+  leaving.block.Free(*leaving.api, leaving.device->api());
   return true;
 }
 
@@ -74,19 +70,14 @@ std::shared_ptr<Arena> Arena::Make(std::shared_ptr<cuda::Device> device,
                                    std::shared_ptr<const Api> api,
                                    std::shared_ptr<ArenaFrees> frees, std::int64_t bytes) {
   ArenaPtr arena(new Arena(std::move(device), std::move(api), std::move(frees), bytes));
-  const Api& nccl = *arena->api_;
   const cuda::Api& cuda = arena->device_->api();
-  void* memory = nullptr;
-  if (nccl.MemAlloc != nullptr && nccl.MemFree != nullptr) {
-    arena->of_nccl_ = nccl.MemAlloc(&memory, ArenaSize(bytes)) == Result::kSuccess;
+  GpuBlock block;
+  if (!block.TakeFromNccl(*arena->api_, cuda, bytes) &&
+      !cuda::Check(cuda, cuda.Malloc(&block.memory, ArenaSize(bytes)), "cudaMalloc").ok()) {
+    return nullptr;
   }
-  if (!arena->of_nccl_) {
-    const cuda::Error error = cuda.Malloc(&memory, ArenaSize(bytes));
-    static_cast<void>(cuda.GetLastError());  // of either, or somebody takes it for his own
-    if (error != cuda::Error::kSuccess) return nullptr;
-  }
-  arena->memory_ = memory;
-  arena->device_->AddArena(memory, bytes);
+  arena->block_ = block;
+  arena->device_->AddArena(block.memory, bytes);
   return arena;
 }
 
@@ -108,9 +99,9 @@ bool Arena::MarkReaders(std::vector<cuda::EventPtr>* behind) {
 }
 
 Arena::~Arena() {
-  if (memory_ == nullptr) return;
-  device_->RemoveArena(memory_);
-  ArenaFrees::Leaving leaving{memory_, of_nccl_, api_, device_, {}};
+  if (block_.memory == nullptr) return;
+  device_->RemoveArena(block_.memory);
+  ArenaFrees::Leaving leaving{block_, api_, device_, {}};
   if (!MarkReaders(&leaving.behind) || frees_->Add(leaving)) return;
   const core::TimePoint limit = core::Clock::now() + kArenaFreeLimit;
   while (!ArenaFrees::FreeIfReached(leaving) && core::Clock::now() < limit) {

@@ -15,6 +15,7 @@
 #include "core/base/types.h"
 #include "ops/cuda/device.h"
 #include "ops/nccl/communicator.h"
+#include "ops/nccl/device_memory.h"
 #include "ops/nccl/nccl_api.h"
 
 namespace sirtaki::ops::nccl {
@@ -24,8 +25,7 @@ namespace sirtaki::ops::nccl {
 class ArenaFrees {
  public:
   struct Leaving {
-    void* memory = nullptr;
-    bool of_nccl = false;
+    GpuBlock block;
     std::shared_ptr<const Api> api;
     std::shared_ptr<cuda::Device> device;
     std::vector<cuda::EventPtr> behind;
@@ -60,9 +60,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  std::byte* begin() const { return static_cast<std::byte*>(memory_); }
+  std::byte* begin() const { return static_cast<std::byte*>(block_.memory); }
   std::int64_t bytes() const { return bytes_; }
-  bool of_nccl() const { return of_nccl_; }
+  bool of_nccl() const { return block_.of_nccl; }
 
   // This rank puts nothing into it any more.
   void Retire() { retired_.store(true, std::memory_order_relaxed); }
@@ -83,8 +83,7 @@ class Arena {
   const std::shared_ptr<const Api> api_;
   const std::shared_ptr<ArenaFrees> frees_;
   const std::int64_t bytes_;
-  void* memory_ = nullptr;
-  bool of_nccl_ = false;
+  GpuBlock block_;
   cuda::EventPool events_;
   std::atomic<bool> retired_{false};
   mutable core::Mutex mutex_;

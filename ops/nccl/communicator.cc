@@ -24,19 +24,6 @@ constexpr auto kLongestLook = std::chrono::microseconds(500);
 // A process that was stopped counts that much of it as waiting for NCCL.
 constexpr auto kMostOfALook = std::chrono::seconds(1);
 
-class Entry {
- public:
-  Entry(core::Gate& gate, const char* call) SIRTAKI_NO_THREAD_SAFETY_ANALYSIS : gate_(gate) {
-    if (!gate_.TryLock(call)) gate_.LockUntil(call, core::TimePoint::max());
-  }
-  ~Entry() SIRTAKI_NO_THREAD_SAFETY_ANALYSIS { gate_.Unlock(); }
-  Entry(const Entry&) = delete;
-  Entry& operator=(const Entry&) = delete;
-
- private:
-  core::Gate& gate_;
-};
-
 void WarnOfCtaPolicy(int policy, int version) {
   SIRTAKI_LOG(kWarning,
               "nccl_cta_policy=" << (policy == kCtaPolicyZero ? "zero" : "efficiency")
@@ -62,7 +49,7 @@ Config Communicator::ConfigOf(const Choices& choices, const SharedHandle& handle
 
 Status Communicator::Call(const char* function, const std::function<Result(CommHandle)>& call,
                           Result* result, const std::atomic<bool>* stop) {
-  const Entry entry(handle_->gate, function);
+  const core::GateLock entry(handle_->gate, function, core::TimePoint::max());
   if (handle_->aborted) return {StatusCode::kAborted, "the communicator was aborted"};
   // A caller is told to stop before somebody looks whether it is behind the gate: one of the two sees
   // the other.
@@ -154,7 +141,7 @@ Status Communicator::MakeDirect(std::shared_ptr<const cuda::Device> device,
       "ncclCommSplit",
       [&](CommHandle comm) { return api().CommSplit(comm, 0, rank_, &made, &config); }, patience);
   if (!status.ok()) return status;
-  const Entry entry(handle_->gate, "ncclCommSplit");
+  const core::GateLock entry(handle_->gate, "ncclCommSplit", core::TimePoint::max());
   if (handle_->aborted) return {StatusCode::kAborted, "the communicator was aborted"};
   handle_->parent = std::exchange(handle_->comm, std::exchange(made, nullptr));
   device_ = std::move(device);

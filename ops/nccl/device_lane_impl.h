@@ -82,7 +82,8 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status Launch(const DeviceTask& task, cuda::EventPtr* inputs);
-  HostBounceContext HostBounceFor();
+  // BounceThroughHost returns when the results are in the tensors. Errors: those of CUDA, and of the host's part.
+  core::Status BounceThroughHost(const GroupTask& group, HostBounce& bounce);
   core::Status MarkEnd(InFlight launched);
   core::Status Meet(const DeviceTask& task);
   core::Status AwaitTold(const core::HandleState& told);
@@ -94,6 +95,7 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   // Polls, tending the rest, until `over` says so or the lane is stopped.
   core::Status Await(const std::function<core::Status(bool* over)>& over) SIRTAKI_EXCLUDES(mutex);
   core::Status AwaitEvent(const cuda::Event& event);
+  core::Status AwaitStream();   // the device has come here
   core::Status AwaitDrained();  // nothing is in flight
   void FreeArenas();
   void EndWell();

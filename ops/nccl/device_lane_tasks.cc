@@ -7,7 +7,6 @@
 
 #include "core/protocol/mismatch.h"
 #include "ops/nccl/device_lane_impl.h"
-#include "ops/nccl/host_bounce.h"
 
 namespace sirtaki::ops::nccl {
 
@@ -68,6 +67,12 @@ Status DeviceLane::Impl::AwaitEvent(const cuda::Event& event) {
   return Await([&event](bool* over) { return event.Poll(over); });
 }
 
+Status DeviceLane::Impl::AwaitStream() {
+  cuda::EventPtr event;
+  Status status = events->Mark(stream->handle(), &event);
+  return status.ok() ? AwaitEvent(*event) : status;
+}
+
 Status DeviceLane::Impl::AwaitDrained() {
   return Await([this](bool* over) {
     *over = in_flight.empty();
@@ -100,12 +105,6 @@ Status DeviceLane::Impl::Meet(const DeviceTask& task) {
                     .usual_bytes = UsualStaging(group),
                     .direct = options.direct ? options.device : nullptr,
                     .patience = patience()});
-}
-
-HostBounceContext DeviceLane::Impl::HostBounceFor() {
-  return {.stream = *stream, .events = *events, .host = *pinned, .await = [this](const auto& over) {
-            return Await(over);
-          }};
 }
 
 Status DeviceLane::Impl::Launch(const DeviceTask& task, cuda::EventPtr* inputs) {
@@ -157,7 +156,7 @@ Status DeviceLane::Impl::Do(const DeviceTask& task, Status* verdict) {
   cuda::EventPtr inputs;
   if (status.ok() && task.rendezvous != nullptr) status = Meet(task);
   if (status.ok() && task.bounce != nullptr) {
-    status = BounceThroughHost(HostBounceFor(), *task.group, *task.bounce);
+    status = BounceThroughHost(*task.group, *task.bounce);
   } else if (status.ok()) {
     *verdict = sets.WhyRefused(task.set);
     if (!verdict->ok()) return status;

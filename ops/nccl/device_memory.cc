@@ -16,26 +16,23 @@ std::size_t Size(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
 
 }  // namespace
 
-DeviceMemory::~DeviceMemory() {
-  const Api& api = communicator_.api();
-  for (const Block& block : blocks_) {
-    if (block.of_nccl) {
-      static_cast<void>(api.MemFree(block.memory));
-    } else {
-      static_cast<void>(cuda_.Free(block.memory));
-    }
+bool GpuBlock::TakeFromNccl(const Api& nccl, const cuda::Api& cuda, std::int64_t bytes) {
+  if (nccl.MemAlloc == nullptr || nccl.MemFree == nullptr) return false;
+  of_nccl = nccl.MemAlloc(&memory, Size(bytes)) == Result::kSuccess;
+  if (!of_nccl) static_cast<void>(cuda.GetLastError());  // or somebody takes it for his own
+  return of_nccl;
+}
+
+void GpuBlock::Free(const Api& nccl, const cuda::Api& cuda) const {
+  if (of_nccl) {
+    static_cast<void>(nccl.MemFree(memory));
+  } else {
+    static_cast<void>(cuda.Free(memory));
   }
 }
 
-bool DeviceMemory::TakeFromNccl(Block* block) {
-  const Api& api = communicator_.api();
-  if (api.MemAlloc == nullptr || api.MemFree == nullptr) return false;
-  if (api.MemAlloc(&block->memory, Size(block->bytes)) != Result::kSuccess) {
-    static_cast<void>(cuda_.GetLastError());
-    return false;
-  }
-  block->of_nccl = true;
-  return true;
+DeviceMemory::~DeviceMemory() {
+  for (const Block& block : blocks_) block.Free(communicator_.api(), cuda_);
 }
 
 Status DeviceMemory::Reserve(std::int64_t bytes, std::byte** memory) {
@@ -43,7 +40,7 @@ Status DeviceMemory::Reserve(std::int64_t bytes, std::byte** memory) {
   if (bytes > have) {
     Block block;
     block.bytes = std::max({bytes, std::min(2 * have, kMostDoubled), kLeastBytes});
-    if (!TakeFromNccl(&block)) {
+    if (!block.TakeFromNccl(communicator_.api(), cuda_, block.bytes)) {
       block.bytes = std::max(bytes, kLeastBytes);  // little is left
       Status status =
           cuda::Check(cuda_, cuda_.Malloc(&block.memory, Size(block.bytes)), "cudaMalloc");

@@ -11,6 +11,16 @@
 
 namespace sirtaki::ops::nccl {
 
+// A block of a GPU's memory is from NCCL's own allocator, or plain.
+struct GpuBlock {
+  void* memory = nullptr;
+  bool of_nccl = false;
+
+  // False: NCCL gives none.
+  bool TakeFromNccl(const Api& nccl, const cuda::Api& cuda, std::int64_t bytes);
+  void Free(const Api& nccl, const cuda::Api& cuda) const;
+};
+
 // The memory comes from NCCL's own allocator, or is plain. It is not registered with the
 // communicator: a call wants the memory of all ranks to be or of none, and one may pack where
 // another does not. Grows by doubling when it is small; what was outgrown may be in use by the
@@ -30,12 +40,9 @@ class DeviceMemory {
   core::Status Reserve(std::int64_t bytes, std::byte** memory);
 
  private:
-  struct Block {
-    void* memory = nullptr;
+  struct Block : GpuBlock {
     std::int64_t bytes = 0;
-    bool of_nccl = false;
   };
-  bool TakeFromNccl(Block* block);
 
   const cuda::Api& cuda_;
   Communicator& communicator_;

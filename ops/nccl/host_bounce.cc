@@ -4,9 +4,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "ops/base/bytes.h"
 #include "ops/groups/reduction_terms.h"
-#include "ops/nccl/group_launch.h"
+#include "ops/nccl/device_lane_impl.h"
 
 namespace sirtaki::ops::nccl {
 namespace {
@@ -16,26 +15,7 @@ using cuda::CopyKind;
 
 constexpr std::int64_t kAlignment = 64;  // what vector instructions like
 
-std::int64_t Place(std::int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// Returns when the device has come here.
-Status AwaitStream(const HostBounceContext& context) {
-  cuda::EventPtr event;
-  Status status = context.events.Mark(context.stream.handle(), &event);
-  if (!status.ok()) return status;
-  return context.await([&event](bool* over) { return event->Poll(over); });
-}
-
-// Returns when the host has done its part.
-Status AwaitHost(const HostBounceContext& context, const HostBounce& bounce) {
-  const Status status = context.await([&bounce](bool* over) {
-    *over = bounce.done->done();
-    return Status::Ok();
-  });
-  return status.ok() ? bounce.done->status() : status;
-}
+std::int64_t Place(std::int64_t bytes) { return core::RoundUp(bytes, kAlignment); }
 
 }  // namespace
 
@@ -65,14 +45,13 @@ std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* b
   return part;
 }
 
-Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
-                         HostBounce& bounce) {
-  const cuda::Api& cuda = context.stream.device().api();
+Status DeviceLane::Impl::BounceThroughHost(const GroupTask& group, HostBounce& bounce) {
+  const cuda::Api& cuda = stream->device().api();
   std::int64_t bytes = 0;
   for (const GroupItem& item : group.items) bytes += Place(item.signature->Bytes());
   void* memory = nullptr;
-  Status status = context.host.Reserve(bytes, &memory);
-  if (status.ok()) status = AwaitProducers(context.stream, group);
+  Status status = pinned->Reserve(bytes, &memory);
+  if (status.ok()) status = AwaitProducers(*stream, group);
   auto* next = static_cast<std::byte*>(memory);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
     const GroupItem& item = group.items[i];
@@ -80,21 +59,21 @@ Status BounceThroughHost(const HostBounceContext& context, const GroupTask& grou
     bounce.works[i]->output = next;
     if (const void* const input = ReducedInput(item)) {
       status = cuda::CopyBytes(cuda, next, input, item.signature->Bytes(), CopyKind::kDeviceToHost,
-                               context.stream.handle());
+                               stream->handle());
     }
     next += Place(item.signature->Bytes());
   }
-  if (status.ok()) status = AwaitStream(context);
+  if (status.ok()) status = AwaitStream();
   if (!status.ok()) return status;
   bounce.there->store(true, std::memory_order_release);
-  status = AwaitHost(context, bounce);
+  status = AwaitTold(*bounce.done);
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
     status = cuda::CopyBytes(cuda, group.items[i].work->output, bounce.works[i]->output,
                              group.items[i].signature->Bytes(), CopyKind::kHostToDevice,
-                             context.stream.handle());
+                             stream->handle());
   }
   // The pages serve the next group.
-  return status.ok() ? AwaitStream(context) : status;
+  return status.ok() ? AwaitStream() : status;
 }
 
 }  // namespace sirtaki::ops::nccl

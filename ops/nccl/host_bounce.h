@@ -4,15 +4,11 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "core/engine/work.h"
-#include "ops/cuda/device.h"
 #include "ops/groups/group_task.h"
-#include "ops/nccl/device_memory.h"
 
 namespace sirtaki::ops::nccl {
 
@@ -27,17 +23,5 @@ using HostBouncePtr = std::shared_ptr<HostBounce>;
 // The host's part of a group on a device, for HostLanes::StartGroups. `bounce`: null if this rank
 // has joined, which then takes part on the host alone.
 std::shared_ptr<GroupTask> MakeHostPart(const GroupTask& group, HostBouncePtr* bounce);
-
-// The bounce runs on the device's lane, and returns when the results are in the tensors. Errors:
-// those of CUDA, and of the host's part.
-struct HostBounceContext {
-  const cuda::Stream& stream;
-  cuda::EventPool& events;
-  PinnedMemory& host;
-  // Returns when this says so, or with the error that ends the wait.
-  std::function<core::Status(const std::function<core::Status(bool* over)>&)> await;
-};
-core::Status BounceThroughHost(const HostBounceContext& context, const GroupTask& group,
-                               HostBounce& bounce);
 
 }  // namespace sirtaki::ops::nccl

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/base/bytes.h"
 #include "ops/groups/row_exchange.h"
 #include "ops/nccl/group_launch.h"
 
@@ -20,7 +19,7 @@ using cuda::CopySegment;
 // Each tensor of a group has memory of its own, as what a group of NCCL's starts runs together.
 std::int64_t ScratchOf(const GroupItem& item) {
   constexpr std::int64_t kMoveAlignment = 16;
-  return (item.signature->Bytes() + kMoveAlignment - 1) / kMoveAlignment * kMoveAlignment;
+  return core::RoundUp(item.signature->Bytes(), kMoveAlignment);
 }
 
 // Calls call(item, scratch) for each item that has bytes, as one group. `scratch`: the bytes that

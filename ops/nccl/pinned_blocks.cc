@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/types.h"
+
 namespace sirtaki::ops::nccl {
 namespace {
 
@@ -18,7 +20,7 @@ constexpr std::int64_t kMostRounded = std::int64_t{64} << 20;
 constexpr std::int64_t kMostKept = std::int64_t{256} << 20;
 
 std::int64_t SizeFor(std::int64_t bytes) {
-  if (bytes > kMostRounded) return (bytes + kLeastPinned - 1) / kLeastPinned * kLeastPinned;
+  if (bytes > kMostRounded) return core::RoundUp(bytes, kLeastPinned);
   const auto least = static_cast<std::uint64_t>(std::max(bytes, kLeastPinned));
   return static_cast<std::int64_t>(std::bit_ceil(least));
 }

@@ -29,7 +29,6 @@ struct Introduction {
 
 // Shared by whoever tells and whoever waits; changed until `told` is done.
 struct Rendezvous {
-  std::int64_t members = 0;
   core::HandlePtr told;
   Introduction own;
   std::vector<Introduction> all;  // by member

@@ -28,7 +28,7 @@ Status Blocks::Make(core::SetNumber set) {
   Directory& directory = DirectoryOf(group_.self());
   const auto entry = std::find_if(directory.entries.begin(), directory.entries.end(),
                                   [](const auto& e) { return e.load() == 0; });
-  const std::int64_t place = (next_block_ + kPlaceUnit - 1) / kPlaceUnit * kPlaceUnit;
+  const std::int64_t place = core::RoundUp(next_block_, kPlaceUnit);
   const auto end = place + static_cast<std::int64_t>(sizeof(SetBlock));
   auto* const block = reinterpret_cast<SetBlock*>(group_.SessionMemory(group_.self()) + place);
   bool room = entry != directory.entries.end() && end <= kRingsBegin;

@@ -76,7 +76,7 @@ int SharedChannel::FindBlocks() {
 
 Frame SharedChannel::Reserve(std::int64_t bytes) {
   const std::int64_t data = std::max<std::int64_t>(bytes, 1);
-  bytes = (data + (options_.verify ? kDigestBytes : 0) + kUnit - 1) / kUnit * kUnit;
+  bytes = core::RoundUp(data + (options_.verify ? kDigestBytes : 0), kUnit);
   std::int64_t offset = reserved_ % ring_bytes_;
   if (offset + bytes > ring_bytes_) {  // a frame lies in one piece
     reserved_ += ring_bytes_ - offset;

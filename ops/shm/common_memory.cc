@@ -10,6 +10,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/types.h"
+
 namespace sirtaki::ops::shm {
 
 using core::Status;
@@ -23,9 +25,7 @@ constexpr std::uint64_t kSomewhere = (std::uint64_t{1} << 63) | (std::uint64_t{1
 constexpr std::uint64_t kOfFile = std::uint64_t{1} << 61;
 
 // The size has a page more than the memory, for the token.
-std::int64_t SizeFor(std::int64_t bytes) {
-  return (bytes + PageSize() - 1) / PageSize() * PageSize() + PageSize();
-}
+std::int64_t SizeFor(std::int64_t bytes) { return core::RoundUp(bytes, PageSize()) + PageSize(); }
 
 }  // namespace
 

@@ -87,8 +87,7 @@ class Round {
   }
   void StageAll() {
     for (std::size_t s = 0; s < segments_.size(); ++s) staged_.Add(s, segments_[s].count);
-    header_ =
-        (static_cast<std::int64_t>(segments_.size()) + kCacheLine - 1) / kCacheLine * kCacheLine;
+    header_ = core::RoundUp(static_cast<std::int64_t>(segments_.size()), kCacheLine);
   }
   bool any_direct() const { return direct_.count() > 0 || kept_.count() > 0; }
 
@@ -271,7 +270,7 @@ std::int64_t Round::CutStaged() {
   const std::int64_t line = kCacheLine / element_;
   const std::int64_t most = (room - kCacheLine) * size() / (size() + 1) / kCacheLine * line;
   const std::int64_t pieces = (count + most - 1) / most;
-  piece_ = ((count + pieces - 1) / pieces + line - 1) / line * line;
+  piece_ = core::RoundUp((count + pieces - 1) / pieces, line);
   return (count + piece_ - 1) / piece_ + kBehind;
 }
 

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "core/base/thread_annotations.h"
+#include "core/base/types.h"
 
 namespace sirtaki::ops::shm {
 
@@ -62,7 +63,7 @@ Here& OfThisProcess() {
 }  // namespace
 
 Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Region>* region) {
-  bytes = (bytes + PageSize() - 1) / PageSize() * PageSize();
+  bytes = core::RoundUp(bytes, PageSize());
   rlimit files{};
   if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur < static_cast<rlim_t>(bytes)) {
     // The system would end the process for it.
@@ -87,7 +88,7 @@ Status Region::Create(const char* name, std::int64_t bytes, std::shared_ptr<Regi
 }
 
 Status Region::CreatePrivate(std::int64_t bytes, std::shared_ptr<Region>* region) {
-  bytes = (bytes + PageSize() - 1) / PageSize() * PageSize();
+  bytes = core::RoundUp(bytes, PageSize());
   std::byte* base = nullptr;
   Status status = Map(-1, bytes, &base);
   if (status.ok()) region->reset(new Region(base, bytes, -1, true));
@@ -136,7 +137,7 @@ Region::~Region() {
 }
 
 void Region::Discard(std::int64_t offset, std::int64_t bytes) {
-  const std::int64_t first = (offset + PageSize() - 1) / PageSize() * PageSize();
+  const std::int64_t first = core::RoundUp(offset, PageSize());
   const std::int64_t last = (offset + bytes) / PageSize() * PageSize();
   if (first >= last) return;
   const auto size = static_cast<std::size_t>(last - first);

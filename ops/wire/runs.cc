@@ -313,7 +313,7 @@ Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_o
   for (int member = 0; member < party.size(); ++member) {
     const int world_rank = party.ranks[static_cast<std::size_t>(member)];
     if (world_rank == rank) party.self = member;
-    const int host = host_of_rank[static_cast<std::size_t>(world_rank)];
+    const int host = host_of_rank.empty() ? 0 : host_of_rank[static_cast<std::size_t>(world_rank)];
     party.hosts.push_back(host);
     if (by_host.count(host) == 0) hosts_in_order.push_back(host);
     by_host[host].push_back(member);

@@ -35,6 +35,7 @@ struct Party {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 using PartyPtr = std::shared_ptr<const Party>;
+// `host_of_rank`: empty: all are on one host.
 Party MakeParty(std::vector<int> ranks, int rank, const std::vector<int>& host_of_rank);
 
 // Where this member takes part in a run.

@@ -99,12 +99,7 @@ class Pipeline final : public Operation {
 }  // namespace
 
 WireBackend::WireBackend(Port& port, WireOptions options)
-    : port_(port), options_([&] {
-        if (options.host_of_rank.empty()) {
-          options.host_of_rank.resize(static_cast<std::size_t>(port.size()));
-        }
-        return std::move(options);
-      }()) {
+    : port_(port), options_(std::move(options)) {
   const core::RankRanges world = core::RankRanges::Span(0, port_.size() - 1);
   core::MutexLock lock(mutex_);
   sets_[core::kWorldSet].party = std::make_shared<const Party>(

@@ -53,7 +53,7 @@ Status Gpu::Copy(const GpuLibraries& libraries, core::DType dtype, const void* f
   const cuda::Device::Scope scope(*device_);
   if (!scope.status().ok()) return scope.status();
   if (factor == 1.0) {
-    const std::int64_t bytes = count * static_cast<std::int64_t>(core::SizeOf(dtype));
+    const std::int64_t bytes = count * BytesOf(dtype);
     return cuda::CopyBytes(device_->api(), to, from, bytes, cuda::CopyKind::kDeviceToDevice,
                            stream);
   }

@@ -27,8 +27,7 @@ core::RankRanges RanksOfThisHost(const Topology& topology) {
 // Says what may come to this rank from other hosts: messages, if a neighbour in the tree is there.
 ops::shm::Beyond BroughtFromBeyond(const Topology& topology, int tree_arity, bool reaches_all) {
   const core::RankRanges here = RanksOfThisHost(topology);
-  const core::Tree::Node node =
-      core::Tree::Build(topology.host_of_rank, tree_arity).NodeOf(topology.rank);
+  const core::Tree::Node node = core::Tree(topology.host_of_rank, tree_arity).NodeOf(topology.rank);
   const auto beyond = [&here](int rank) { return !here.Contains(rank); };
   if ((node.parent >= 0 && beyond(node.parent)) ||
       std::any_of(node.children.begin(), node.children.end(), beyond)) {

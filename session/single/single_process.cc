@@ -24,7 +24,7 @@ namespace {
 // Half types are scaled in float32 and rounded once, as the lanes do.
 void ScaleWidened(DType dtype, const void* from, void* to, std::int64_t count, double factor) {
   std::array<float, 1024> wide;
-  const auto bytes = static_cast<std::int64_t>(core::SizeOf(dtype));
+  const std::int64_t bytes = BytesOf(dtype);
   const auto* in = static_cast<const std::byte*>(from);
   auto* out = static_cast<std::byte*>(to);
   for (std::int64_t done = 0; done < count;) {
@@ -132,7 +132,7 @@ Status RunInSingleProcess(core::Work& work, Devices& devices) {
   if (request.signature() == nullptr) return Status::Ok();  // a change, which is the caller's
   const core::Signature& signature = *request.signature();
   if (core::AllAbsent(request.absent)) {
-    work.handle->SetAbsentEverywhere();
+    work.handle->SetAbsentParts(request.absent);
     return Status::Ok();
   }
   if (signature.parts.empty()) return RunOne(work, signature, request.key, devices);

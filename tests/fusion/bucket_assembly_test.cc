@@ -152,7 +152,7 @@ TEST(BucketAssemblyTest, OfOneTheRequestIsThatOfItsGradient) {
     Submit(bucket, &observed);
     EXPECT_EQ(bucket.Put(0, work), Arrival::kInFlight);
     EXPECT_FALSE(bucket.AbsentEverywhere(0));
-    bucket.handle()->SetAbsentEverywhere();
+    bucket.handle()->SetAbsentParts({true});
     EXPECT_TRUE(bucket.AbsentEverywhere(0));
     bucket.Release(0);
     EXPECT_EQ(observed, round) << "the name is free again";

@@ -272,11 +272,11 @@ TEST(PlannerTest, PartsThatNobodyHasAreInNoGroup) {
 TEST(PlannerTest, WhatNobodyHasIsInNoGroup) {
   RunBatch batch;
   batch.items = {Floats(1), Floats(1), Floats(1)};
-  batch.items[1].absent_everywhere = true;
+  batch.items[1].absent = {true};
   const std::vector<Group> groups = Plan(batch, {});
   ASSERT_EQ(groups.size(), 1u);
   EXPECT_EQ(ItemsOf(groups[0]), (Items{0, 2}));
-  batch.items[0].absent_everywhere = batch.items[2].absent_everywhere = true;
+  batch.items[0].absent = batch.items[2].absent = {true};
   EXPECT_TRUE(Plan(batch, {}).empty());
 }
 
@@ -310,7 +310,7 @@ RunBatch RandomBatch(std::mt19937_64& random) {
     if (below(4) == 0) s.wire = DType::kF16;
     s.shape = {below(2) == 0 ? below(10) : below(3000)};
     RunItem item = Item(s);
-    item.absent_everywhere = below(8) == 0;
+    item.absent = {below(8) == 0};
     if (below(8) == 0) item.silent = core::RankRanges{below(3)};
     batch.items.push_back(item);
   }
@@ -342,7 +342,7 @@ void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits,
       EXPECT_TRUE(i == items.front() || i > before);
       before = i;
       EXPECT_TRUE(seen.insert(i).second) << "item " << i << " is in two groups";
-      EXPECT_FALSE(batch.items[i].absent_everywhere);
+      EXPECT_FALSE(core::AllAbsent(batch.items[i].absent));
       EXPECT_EQ(ClassOf(batch.items[i]), ClassOf(first));
       const Signature& s = *batch.items[i].signature;
       if (!gather && !barrier)
@@ -359,7 +359,7 @@ void ExpectGoodPlan(const RunBatch& batch, const core::Limits& limits,
     EXPECT_EQ(group.lane, small ? Lane::kSmall : Lane::kLarge);
   }
   for (std::size_t i = 0; i < batch.items.size(); ++i) {
-    EXPECT_EQ(!seen.contains(i), batch.items[i].absent_everywhere) << "item " << i;
+    EXPECT_EQ(!seen.contains(i), core::AllAbsent(batch.items[i].absent)) << "item " << i;
   }
 }
 

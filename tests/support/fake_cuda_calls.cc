@@ -297,11 +297,6 @@ void FillFakeCuda(ops::cuda::Api* api) {
     return Error::kSuccess;
   };
   api->SetDevice = Keeping<SetDevice>;
-  api->DeviceGetPCIBusId = [](char* text, int size, int device) {
-    const std::string id = "0000:" + std::to_string(10 + device) + ":00.0";
-    std::strncpy(text, id.c_str(), static_cast<std::size_t>(size));
-    return Error::kSuccess;
-  };
   api->GetErrorName = [](Error) { return "cudaErrorFake"; };
   api->GetErrorString = [](Error error) {
     return error == Error::kMemoryAllocation ? "out of memory" : "a fake error";

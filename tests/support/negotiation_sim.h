@@ -31,8 +31,7 @@ class NegotiationSim {
   using Link = std::pair<int, int>;  // from, to
 
   explicit NegotiationSim(SimOptions options)
-      : options_(std::move(options)),
-        tree_(core::Tree::Build(options_.host_of_rank, options_.arity)) {
+      : options_(std::move(options)), tree_(options_.host_of_rank, options_.arity) {
     options_.sets[core::kWorldSet] = core::RankRanges::Span(0, size() - 1);
     for (int rank = 0; rank < size(); ++rank) {
       core::NegotiatorOptions own = options_.negotiator;

@@ -56,11 +56,10 @@ std::vector<std::string> Split(const std::string& text) {
 }
 
 // Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
-// their order. `name` must be free. `numbers` holds this rank's number and
-// receives those of all ranks.
+// their order. `name` must be free. `numbers`: as ExchangeLists'.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
                                        const SessionSet& set, std::chrono::milliseconds timeout,
-                                       std::vector<std::int64_t>* numbers = nullptr) {
+                                       std::vector<std::int64_t>* numbers) {
   std::vector<std::int64_t> row = {
       static_cast<std::int64_t>(core::Digest(text.data(), text.size())),
       static_cast<std::int64_t>(text.size())};
@@ -109,10 +108,11 @@ void AgreeOnErrors(const std::string& what, const std::string& error, const Sess
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
                                                     const std::string& error, const SessionSet& set,
-                                                    std::chrono::milliseconds timeout) {
+                                                    std::chrono::milliseconds timeout,
+                                                    std::vector<std::int64_t>* numbers) {
   const std::string text = error.empty() ? Join(list) : kError + error;
   std::vector<std::string> texts;
-  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set, timeout);
+  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set, timeout, numbers);
   if (texts.empty()) {
     if (error.empty()) return {};
     texts.assign(1, text);
@@ -129,13 +129,8 @@ std::vector<std::int64_t> AgreeAndGather(const std::string& what,
                                          const std::vector<std::string>& list, std::int64_t mine,
                                          const SessionSet& set) {
   std::vector<std::int64_t> numbers = {mine};
-  if (set.size() == 1) return numbers;
-  const auto texts = ExchangeTexts("sirtaki/" + what, Join(list), set, {}, &numbers);
-  if (!texts.empty()) {
-    std::vector<std::vector<std::string>> lists;
-    for (const std::string& text : texts) lists.push_back(Split(text));
-    ThrowDifference(what, lists, set);
-  }
+  const auto lists = ExchangeLists(what, list, "", set, {}, &numbers);
+  if (!lists.empty()) ThrowDifference(what, lists, set);
   return numbers;
 }
 

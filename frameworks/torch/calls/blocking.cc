@@ -3,7 +3,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <cstdint>
-#include <exception>
 #include <utility>
 
 #include "frameworks/torch/calls/pending_tensor.h"
@@ -52,16 +51,15 @@ void PendingBroadcasts::Start(const at::Tensor& tensor, int root_rank, const std
   pending_.push_back(PendingTensor::Start(std::move(call), set.session));
 }
 
-void PendingBroadcasts::Wait() {
-  std::exception_ptr first_error;
-  for (const auto& one : std::exchange(pending_, {})) {
+void AwaitAll(const std::vector<std::shared_ptr<Pending>>& calls, std::exception_ptr error) {
+  for (const auto& call : calls) {
     try {
-      one->Synchronize();
+      call->Synchronize();
     } catch (...) {
-      if (!first_error) first_error = std::current_exception();
+      if (!error) error = std::current_exception();
     }
   }
-  if (first_error) std::rethrow_exception(first_error);
+  if (error) std::rethrow_exception(error);
 }
 
 std::string PartName(const std::string& name, const std::string& part) {

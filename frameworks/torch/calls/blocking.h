@@ -4,8 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "frameworks/torch/calls/pending.h"
@@ -25,13 +27,17 @@ at::Tensor AllGatherBlocking(const at::Tensor& tensor, const std::string& name,
 void BroadcastInPlaceBlocking(const at::Tensor& tensor, int root_rank, const std::string& name,
                               const SessionSet& set);
 
-// Broadcasts in place that are under way at once. All are waited for before the first error is thrown, so
+// AwaitAll waits for all calls before it throws the first error, which `error` is if there is one, so
 // that no rank leaves another waiting.
+void AwaitAll(const std::vector<std::shared_ptr<Pending>>& calls,
+              std::exception_ptr error = nullptr);
+
+// PendingBroadcasts are broadcasts in place that are under way at once.
 class PendingBroadcasts {
  public:
   void Start(const at::Tensor& tensor, int root_rank, const std::string& name,
              const SessionSet& set);
-  void Wait();
+  void Wait() { AwaitAll(std::exchange(pending_, {})); }
 
  private:
   std::vector<std::shared_ptr<Pending>> pending_;

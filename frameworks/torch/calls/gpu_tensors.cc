@@ -94,6 +94,13 @@ core::Status CheckStreams(const CallGpus& gpus) {
   return core::Status::Ok();
 }
 
+core::Status FindUsableGpu(const at::Tensor& tensor, SessionState& session,
+                           std::shared_ptr<session::Gpu>* gpu) {
+  if (!IsOnGpu(tensor)) return core::Status::Ok();
+  const std::string why = FindGpuOf(tensor, session, gpu);
+  return why.empty() ? CheckStreams({*gpu}) : core::Status(core::StatusCode::kInvalidArgument, why);
+}
+
 core::Status NoteReadyOnGpus(CallMemories& memory) {
   std::map<const session::Gpu*, const DeviceWork*> noted;  // one event a device
   for (CallMemory& one : memory) {

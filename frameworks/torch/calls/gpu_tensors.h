@@ -33,6 +33,11 @@ void TakeSlots(const std::vector<at::Tensor>& tensors, SessionState& session);
 // anything is put into them. Errors: those of ops::cuda::RefuseCapture, and LibTorch's.
 core::Status CheckStreams(const CallGpus& gpus);
 
+// FindUsableGpu finds the GPU of a tensor that is on one, before anything is computed there, for a call
+// that is to take part now.
+core::Status FindUsableGpu(const at::Tensor& tensor, SessionState& session,
+                           std::shared_ptr<session::Gpu>* gpu);
+
 // The call's inputs on GPUs are what the calling thread's streams have made by now. Errors: those
 // of ops::cuda::NoteReady.
 core::Status NoteReadyOnGpus(CallMemories& memory);

@@ -55,12 +55,8 @@ std::string WhyWrong(const P2POp& operation, const MessageOptions& options, int 
 // Where the tensor is; null: on the host. Throws Error if it cannot be used there, or now.
 std::shared_ptr<session::Gpu> GpuOf(const P2POp& operation, SessionState& session) {
   std::shared_ptr<session::Gpu> gpu;
-  if (!IsOnGpu(operation.tensor)) return gpu;
-  const std::string why = FindGpuOf(operation.tensor, session, &gpu);
-  if (!why.empty()) Refuse(operation, {core::StatusCode::kInvalidArgument, why}, session);
-  if (const core::Status status = CheckStreams({gpu}); !status.ok()) {
-    Refuse(operation, status, session);
-  }
+  const core::Status status = FindUsableGpu(operation.tensor, session, &gpu);
+  if (!status.ok()) Refuse(operation, status, session);
   return gpu;
 }
 

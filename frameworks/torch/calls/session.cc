@@ -158,29 +158,22 @@ void WarmUp() {
   loaded.load_from(bytes.data(), bytes.size());
 }
 
-// `args`: the arguments behind the program's name. Gives those that are not ours in `rest`.
-void Start(const InitOptions& options, const std::vector<std::string>& args,
-           std::vector<std::string>* rest, std::optional<int> communicator = std::nullopt) {
+// `args`: the arguments behind the program's name. Returns which of them are ours.
+std::vector<bool> Start(const InitOptions& options, const std::vector<std::string>& args,
+                        std::optional<int> communicator = std::nullopt) {
   session::StartOptions start;
   start.communicator = communicator;
-  start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, rest);
+  std::vector<bool> ours;
+  start.parsed = core::ParseConfig(args, start.environment, options.values(), &start.config, &ours);
   std::vector<std::string> flags;
-  if (start.parsed.ok()) {
-    // The flags of ours are missing from `rest`, which keeps the order.
-    auto kept = rest->begin();
-    for (const std::string& arg : args) {
-      if (kept != rest->end() && *kept == arg) {
-        ++kept;
-      } else {
-        flags.push_back(arg);
-      }
-    }
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (ours[i]) flags.push_back(args[i]);
   }
   Own& own = TheOwn();
   const std::lock_guard<std::mutex> starting(own.starting);
   if (AlreadyInitialized(options, flags)) {
     detail::ThrowIfError(start.parsed);
-    return;
+    return ours;
   }
   if (detail::IsElastic() && own.fork_generation < 0) WarmUp();
   std::shared_ptr<session::Session> session;
@@ -211,6 +204,7 @@ void Start(const InitOptions& options, const std::vector<std::string>& args,
   own.process_sets = options.process_sets();
   own.flags = std::move(flags);
   own.communicator = communicator;
+  return ours;
 }
 
 // After the end of the session too the process knows who it was; before init nobody does.
@@ -223,10 +217,7 @@ Value OfTopology(Value session::Topology::*member) {
 
 namespace detail {
 
-void InitOn(int communicator, const InitOptions& options) {
-  std::vector<std::string> rest;
-  Start(options, {}, &rest, communicator);
-}
+void InitOn(int communicator, const InitOptions& options) { Start(options, {}, communicator); }
 
 void InitAgain() {
   InitOptions options;
@@ -240,8 +231,7 @@ void InitAgain() {
     flags = own.flags;
     communicator = own.communicator;
   }
-  std::vector<std::string> rest;
-  Start(options, flags, &rest, communicator);
+  Start(options, flags, communicator);
 }
 
 int MakeCommunicator(const ProcessSet& set, std::chrono::milliseconds timeout) {
@@ -320,23 +310,18 @@ std::shared_ptr<SessionState> AliveSession() {
 
 void init() { init(InitOptions()); }
 
-void init(const InitOptions& options) {
-  std::vector<std::string> rest;
-  Start(options, {}, &rest);
-}
+void init(const InitOptions& options) { Start(options, {}); }
 
 void init(int& argc, char** argv) { init(argc, argv, InitOptions()); }
 
 void init(int& argc, char** argv, const InitOptions& options) {
   std::vector<std::string> args;
   for (int i = 1; i < argc; ++i) args.emplace_back(argv[i]);
-  std::vector<std::string> rest;
-  Start(options, args, &rest);
+  const std::vector<bool> ours = Start(options, args);
   // The pointers of the arguments that stay move up.
   int kept = 1;
   for (int i = 1; i < argc; ++i) {
-    const auto next = static_cast<std::size_t>(kept - 1);
-    if (next < rest.size() && rest[next] == argv[i]) argv[kept++] = argv[i];
+    if (!ours[static_cast<std::size_t>(i - 1)]) argv[kept++] = argv[i];
   }
   argc = kept;
   argv[argc] = nullptr;

@@ -74,19 +74,6 @@ std::string WhyInvalid(const at::Tensor& tensor, const AllreduceOptions& options
   return {};
 }
 
-// Where the tensor is: ranks take slots alike, whatever is wrong with the call. `*invalid` is set
-// to why it cannot be used there, or now.
-std::shared_ptr<session::Gpu> GpuOf(const at::Tensor& tensor, SessionState& session,
-                                    std::string* invalid) {
-  std::shared_ptr<session::Gpu> gpu;
-  if (!IsOnGpu(tensor)) return gpu;
-  const std::string why = FindGpuOf(tensor, session, &gpu);
-  if (invalid->empty()) *invalid = why;
-  // Before anything is computed there.
-  if (invalid->empty()) *invalid = CheckStreams({gpu}).message();
-  return gpu;
-}
-
 // The parts of this rank, all with as many rows as it likes. On a GPU those of an element are added
 // up at the end only: how many that leaves is nothing that the host could wait for in a hook.
 std::vector<at::Tensor> PartsOf(const at::Tensor& tensor, const AllreduceOptions& options) {
@@ -199,7 +186,10 @@ std::shared_ptr<Pending> StartSparse(const at::Tensor& tensor, const AllreduceOp
   call.will_wait = will_wait;
   call.round = round;
   call.invalid = WhyInvalid(tensor, options);
-  std::shared_ptr<session::Gpu> gpu = GpuOf(tensor, *session, &call.invalid);
+  // Ranks take slots alike, whatever is wrong with the call.
+  std::shared_ptr<session::Gpu> gpu;
+  const core::Status usable = FindUsableGpu(tensor, *session, &gpu);
+  if (call.invalid.empty()) call.invalid = usable.message();
   SparseSum sum;
   if (call.invalid.empty()) {
     try {

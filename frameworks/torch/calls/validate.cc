@@ -41,7 +41,7 @@ std::string OperationsOf(DType dtype, OpKind kind) {
 
 std::string ValidateShape(const core::Signature& signature, const OwnTensor& own) {
   // Products are checked without zeros: a shape is as wrong with an empty dimension beside.
-  auto bytes = static_cast<std::int64_t>(core::SizeOf(signature.dtype));
+  std::int64_t bytes = BytesOf(signature.dtype);
   if (core::FirstDimensionVaries(signature.kind) && own.rows > 0 &&
       __builtin_mul_overflow(bytes, own.rows, &bytes)) {
     return "the tensor's bytes do not fit into 64 bits";

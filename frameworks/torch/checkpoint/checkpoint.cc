@@ -97,11 +97,11 @@ void ReadShards(const std::string& path, detail::LoadedParts& loaded, const Stat
       ranks == 1 ||
       detail::ExchangeLists("load_checkpoint/shards", {each ? "yes" : "no"}, "", state).empty();
   const bool only_own = each && same;
-  const auto with_path = [&path](const auto& call) {
+  const auto together = [&](const auto& call) {
     const std::string error = ErrorOf(call);
-    return error.empty() ? error : path + ": " + error;
+    detail::AgreeOnErrors("load_checkpoint", error.empty() ? error : path + ": " + error, state);
   };
-  std::string error = with_path([&] {
+  together([&] {
     int number = 0;
     for (const std::string& name : loaded.shards()) {
       if (only_own ? number++ % ranks == rank : rank == 0) {
@@ -109,11 +109,9 @@ void ReadShards(const std::string& path, detail::LoadedParts& loaded, const Stat
       }
     }
   });
-  detail::AgreeOnErrors("load_checkpoint", error, state);
-  error = with_path([&] {
+  together([&] {
     if (only_own || rank == 0) loaded.ReadShards(path, only_own);
   });
-  detail::AgreeOnErrors("load_checkpoint", error, state);
 }
 
 }  // namespace
@@ -157,10 +155,10 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     state->SetSave(detail::SaveBehind::Start(std::move(save), options.timeout(), state));
     return;
   }
-  const std::string error = ErrorOf([&] {
-    if (save->is_root()) save->Publish();
-  });
-  detail::AgreeOnErrors("save_checkpoint", error, state);
+  detail::AgreeOnErrors("save_checkpoint", ErrorOf([&] {
+                          if (save->is_root()) save->Publish();
+                        }),
+                        state);
 }
 
 void finish_checkpoint() {
@@ -183,18 +181,19 @@ bool load_checkpoint(const std::string& path, const Checkpoint& checkpoint) {
   const bool is_root = reader.rank == 0;
   detail::LoadedParts loaded(parts, reader);
   std::string bytes;
-  std::string error = ErrorOf([&] {
+  const auto together = [&state](const auto& call) {
+    detail::AgreeOnErrors("load_checkpoint", ErrorOf(call), state);
+  };
+  together([&] {
     if (is_root) bytes = ReadFile(path, loaded);
   });
-  detail::AgreeOnErrors("load_checkpoint", error, state);
-
   bytes = broadcast_object(bytes, 0, "sirtaki/load_checkpoint/parts");
   if (bytes.empty()) return false;
-  if (!is_root) error = ErrorOf([&] { loaded.ReadBytes(bytes); });
-  detail::AgreeOnErrors("load_checkpoint", error, state);
+  together([&] {
+    if (!is_root) loaded.ReadBytes(bytes);
+  });
   ReadShards(path, loaded, state);
-  error = ErrorOf([&] { loaded.Apply(); });
-  detail::AgreeOnErrors("load_checkpoint", error, state);
+  together([&] { loaded.Apply(); });
 
   for (const auto& one : parts.models) broadcast_parameters(*one.part, 0);
   for (const auto& one : parts.optimizers) broadcast_optimizer_state(*one.part, 0);

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <memory>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <type_traits>
 #include <typeinfo>
@@ -170,12 +169,6 @@ void SaveObject(const NamedPart<ArchivedObject>& object, OutputArchive& archive)
   } catch (...) {
     Blame(object);
   }
-}
-
-std::string ToBytes(OutputArchive& archive) {
-  std::ostringstream stream;
-  archive.save_to(stream);
-  return std::move(stream).str();
 }
 
 SchedulerPosition PositionOfAny(
@@ -361,7 +354,7 @@ std::string LoadedParts::ReadAll(InputArchive& archive) {
   WriteObjects(parts_, others);
   others.write("shards", c10::IValue(shards_));
   others.write("keys_in_shards", c10::IValue(keys_in_shards_));
-  return ToBytes(others);
+  return BytesOf(others);
 }
 
 void LoadedParts::ReadBytes(const std::string& bytes) {
@@ -462,7 +455,7 @@ void LoadedParts::ReadObjects(InputArchive& archive) {
     InputArchive one = ReadNested(all, key, "object " + Quoted(object.name));
     OutputArchive present;
     SaveObject(object, present);
-    undo_.emplace_back([&object, bytes = ToBytes(present)] {
+    undo_.emplace_back([&object, bytes = BytesOf(present)] {
       InputArchive before;
       before.load_from(bytes.data(), bytes.size());
       object.part.load(before);

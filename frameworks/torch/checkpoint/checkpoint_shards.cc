@@ -97,13 +97,10 @@ void ShardFiles::RemoveOthers() const {
   }
 }
 
-std::vector<OwnShard> CutAgain(GradientReducer& reducer, const torch::optim::Optimizer& optimizer) {
+std::vector<ShardOfParameter> CutAgain(GradientReducer& reducer,
+                                       const torch::optim::Optimizer& optimizer) {
   reducer.CutParameters(optimizer);
-  std::vector<OwnShard> mine;
-  for (const ShardOfParameter& shard : reducer.shards()) {
-    if (shard.shard.defined()) mine.push_back({shard.parameter, shard.shard, shard.begin});
-  }
-  return mine;
+  return reducer.shards();
 }
 
 std::function<void()> SetAside(torch::optim::Optimizer& optimizer) {

@@ -40,7 +40,8 @@ class ShardFiles {
 };
 
 // Cuts the optimizer's parameters as a step does, and returns what this rank has of them.
-std::vector<OwnShard> CutAgain(GradientReducer& reducer, const torch::optim::Optimizer& optimizer);
+std::vector<ShardOfParameter> CutAgain(GradientReducer& reducer,
+                                       const torch::optim::Optimizer& optimizer);
 
 // Takes the optimizer's state away. What it returns gives that back, and the options.
 std::function<void()> SetAside(torch::optim::Optimizer& optimizer);

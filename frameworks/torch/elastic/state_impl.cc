@@ -13,6 +13,7 @@
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/archive_broadcast.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
@@ -176,7 +177,7 @@ bool State::Impl::NeverKnowsSteps() const {
 std::string State::Impl::LookAtOptimizers() {
   std::vector<at::Tensor> now;
   for (const auto& [_, optimizer] : optimizers) {
-    const std::vector<at::Tensor> parameters = ParametersOf(*optimizer);
+    const std::vector<at::Tensor> parameters = detail::ParametersOf(*optimizer);
     now.insert(now.end(), parameters.begin(), parameters.end());
   }
   const auto is_same = [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); };
@@ -208,7 +209,7 @@ bool State::Impl::IsToChange() {
 State::Impl::VersionList State::Impl::Versions() const {
   VersionList list;
   for (const auto& [_, optimizer] : optimizers) {
-    for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
+    for (const at::Tensor& parameter : detail::ParametersOf(*optimizer)) {
       list.emplace_back(parameter.unsafeGetTensorImpl(), detail::VersionOf(parameter));
     }
   }
@@ -216,7 +217,6 @@ State::Impl::VersionList State::Impl::Versions() const {
 }
 
 std::string State::Impl::WhyStepsAreUnknown() const {
-  Tensors of_models;
   for (const auto& [name, model] : models) {
     for (const auto& item : model->named_parameters()) {
       const auto* const parameter = item.value().unsafeGetTensorImpl();
@@ -224,7 +224,6 @@ std::string State::Impl::WhyStepsAreUnknown() const {
         return "the " + name + " trains " + core::Quoted(item.key()) +
                ", which no optimizer of the state has";
       }
-      of_models.insert(parameter);
     }
   }
   if (HasShards()) return "an optimizer of it is sharded";
@@ -232,26 +231,33 @@ std::string State::Impl::WhyStepsAreUnknown() const {
     if (detail::ReducerOf(*optimizer) == nullptr) {
       return "the " + name + " is no DistributedOptimizer, and does not tell when it makes a step";
     }
-    for (const at::Tensor& parameter : ParametersOf(*optimizer)) {
-      if (!of_models.contains(parameter.unsafeGetTensorImpl())) {
-        return "the " + name + " has a parameter that no model of the state has";
-      }
-    }
   }
-  return {};
+  const std::vector<std::string> without = WithoutModels();
+  return without.empty()
+             ? ""
+             : "the " + without.front() + " has a parameter that no model of the state has";
 }
 
-void State::Impl::WarnOfMissingModels() const {
+std::vector<std::string> State::Impl::WithoutModels() const {
   Tensors of_models;
   for (const auto& [_, model] : models) {
     for (const at::Tensor& parameter : model->parameters())
       of_models.insert(parameter.unsafeGetTensorImpl());
   }
+  std::vector<std::string> names;
   for (const auto& [name, optimizer] : optimizers) {
-    const bool is_known = std::ranges::all_of(ParametersOf(*optimizer), [&](const at::Tensor& one) {
-      return of_models.contains(one.unsafeGetTensorImpl());
-    });
-    if (is_known || rank() != 0) continue;
+    const bool is_known = std::ranges::all_of(
+        detail::ParametersOf(*optimizer),
+        [&](const at::Tensor& one) { return of_models.contains(one.unsafeGetTensorImpl()); });
+    if (!is_known) names.push_back(name);
+  }
+  return names;
+}
+
+void State::Impl::WarnOfMissingModels() const {
+  const std::vector<std::string> without = WithoutModels();
+  if (without.empty() || rank() != 0) return;
+  for (const std::string& name : without) {
     core::Log(core::LogLevel::kWarning,
               "elastic::run(): the " + name +
                   " has a parameter that no model of the state has. A worker that comes later "

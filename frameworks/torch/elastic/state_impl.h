@@ -71,6 +71,8 @@ struct State::Impl {
   // Returns why the state may change unseen between two steps, or is not all of it. Empty: optimizers
   // that tell when they make a step have all parameters that are trained, and models all of those.
   std::string WhyStepsAreUnknown() const;
+  // WithoutModels gives the optimizers that have a parameter which no model of the state has.
+  std::vector<std::string> WithoutModels() const;
   // Warns of optimizers whose parameters are in no model of the state: nobody gives their values to others.
   void WarnOfMissingModels() const;
 

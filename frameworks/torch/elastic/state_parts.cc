@@ -39,13 +39,7 @@ using torch::serialize::OutputArchive;
 std::string BytesOf(const Save& save, std::size_t expected = 0) {
   OutputArchive archive;
   save(archive);
-  std::string bytes;
-  bytes.reserve(expected);
-  archive.save_to([&bytes](const void* from, std::size_t size) {
-    bytes.append(static_cast<const char*>(from), size);
-    return size;
-  });
-  return bytes;
+  return detail::BytesOf(archive, expected);
 }
 
 void LoadBytes(const Load& load, const std::string& bytes) {
@@ -190,8 +184,8 @@ void RestoreShards(detail::GradientReducer& reducer, torch::optim::Optimizer& op
   InputArchive archive;
   LoadArchive(shards, &archive);
   std::unordered_map<const void*, at::Tensor> mine;
-  for (const detail::OwnShard& one : detail::CutAgain(reducer, optimizer)) {
-    mine[one.parameter.unsafeGetTensorImpl()] = one.shard;
+  for (const detail::ShardOfParameter& one : detail::CutAgain(reducer, optimizer)) {
+    if (one.shard.defined()) mine[one.parameter.unsafeGetTensorImpl()] = one.shard;
   }
   const auto ranges = detail::ShardCover(detail::DescribeOptimizer(optimizer)).RangesOf(archive);
   std::vector<std::vector<at::Tensor>> groups;
@@ -263,14 +257,6 @@ std::vector<detail::ModuleSynchronizer*> SynchronizersIn(torch::nn::Module& modu
 
 void RefuseState(core::StatusCode code, const std::string& text) {
   detail::ThrowStatus(core::Status(code, "elastic::State: " + text));
-}
-
-std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  }
-  return parameters;
 }
 
 ElasticPart PartOfArchive(const char* kind, const std::string& name, const Save& save,
@@ -345,7 +331,7 @@ ElasticPart PartOfOptimizer(const std::string& name, torch::optim::Optimizer& op
   };
   ElasticPart part = PartOfArchive("optimizer", name, save, load);
   part.step = CopyOfOptions(optimizer);
-  part.tensors = [&optimizer] { return ParametersOf(optimizer); };
+  part.tensors = [&optimizer] { return detail::ParametersOf(optimizer); };
   part.describe = [&optimizer] { return detail::DescribeForRanks(optimizer); };
   const detail::SavedPart for_ranks = detail::PartForRanks(optimizer);
   part.save = for_ranks.save;

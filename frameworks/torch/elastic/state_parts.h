@@ -23,8 +23,6 @@ namespace sirtaki::elastic {
 
 using Tensors = std::unordered_set<const c10::TensorImpl*>;
 
-std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer);
-
 // A part of an archive is copied as the bytes that it is saved in.
 using Save = std::function<void(torch::serialize::OutputArchive&)>;
 using Load = std::function<void(torch::serialize::InputArchive&)>;

@@ -31,8 +31,6 @@ namespace {
   detail::ThrowInvalid("clip_grad_norm_: " + text);
 }
 
-using Counts = std::function<bool(const at::Tensor& parameter)>;
-
 // Whether the parameter is split over this set (null: is whole).
 bool IsOf(const at::Tensor& parameter, const detail::TensorSplit* split) {
   const detail::TensorSplitPtr own = detail::SplitOverRanks(parameter);
@@ -41,7 +39,7 @@ bool IsOf(const at::Tensor& parameter, const detail::TensorSplit* split) {
 }
 
 std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
-                                    const Counts& counts = nullptr) {
+                                    const detail::CountsGradient& counts = nullptr) {
   std::vector<at::Tensor> gradients;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
@@ -50,6 +48,13 @@ std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
     }
   }
   return gradients;
+}
+
+// ShardsOf gives the gradients that the optimizer keeps in place of its parameters'; none: it keeps no
+// shards.
+std::optional<std::vector<at::Tensor>> ShardsOf(torch::optim::Optimizer& optimizer) {
+  const detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
+  return reducer == nullptr ? std::nullopt : reducer->gradient_shards();
 }
 
 // Those that are not zero for certain, once each.
@@ -92,18 +97,18 @@ double JoinParts(double whole, double part, double norm_type, const detail::Sess
 
 }  // namespace
 
-double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-                             bool error_if_nonfinite, const ClipWithOthers& others) {
-  if (!(max_norm >= 0)) {
-    RefuseClip("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
-  }
-  if (std::isnan(norm_type)) RefuseClip("norm_type is not a number");
+void detail::CheckMaxNorm(double max_norm) {
+  if (max_norm >= 0) return;
+  RefuseClip("max_norm is " + std::to_string(max_norm) + "; it has to be at least 0");
+}
+
+double detail::NormOfGradients(torch::optim::Optimizer& optimizer, double norm_type,
+                               const CountsGradient& counts) {
   detail::GradientReducer* const reducer = detail::ReducerOf(optimizer);
   if (reducer != nullptr) reducer->Synchronize(optimizer);
 
   const at::NoGradGuard no_grad;
-  std::optional<std::vector<at::Tensor>> shards;
-  if (reducer != nullptr) shards = reducer->gradient_shards();
+  const auto shards = ShardsOf(optimizer);
   const bool of_shards = shards.has_value();
   if (of_shards && !(norm_type > 0)) {
     RefuseClip("norm_type is " + std::to_string(norm_type) +
@@ -116,14 +121,15 @@ double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm
                          : "norm_type is " + std::to_string(norm_type) +
                                "; with parameters that are split over ranks it has to be above 0");
   }
-  const std::vector<at::Tensor> gradients = of_shards ? *std::move(shards) : GradientsOf(optimizer);
-  if (gradients.empty() && !of_shards && split_sets.empty() && !others.combine) return 0;
+  // The copies of a stage ask each other whatever they have.
+  const bool asks = of_shards || !split_sets.empty() || IsOfAStage(optimizer);
+  if (!asks && GradientsOf(optimizer).empty()) return 0;
   const auto counted = [&](const detail::TensorSplit* split) {
     return GradientsOf(optimizer, [&](const at::Tensor& parameter) {
-      return IsOf(parameter, split) && (!others.counts || others.counts(parameter));
+      return IsOf(parameter, split) && (!counts || counts(parameter));
     });
   };
-  const at::Tensor total = NormOf(of_shards ? gradients : counted(nullptr), norm_type);
+  const at::Tensor total = NormOf(of_shards ? *shards : counted(nullptr), norm_type);
   double norm = total.item<double>();
   for (const detail::TensorSplitPtr& split : split_sets) {
     const double part = NormOf(counted(split.get()), norm_type).item<double>();
@@ -144,22 +150,26 @@ double detail::ClipGradients(torch::optim::Optimizer& optimizer, double max_norm
     norm = of_shards ? at::linalg_vector_norm(norms, norm_type).item<double>()
                      : norms.const_data_ptr<double>()[0];
   }
-  if (others.combine) norm = others.combine(norm);
   // It has waited for a GPU, where what was averaged may have failed since.
   if (reducer != nullptr && total.is_cuda()) {
     detail::ThrowIfError(reducer->session()->Check());
   }
+  return norm;
+}
+
+void detail::ScaleGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm,
+                            bool error_if_nonfinite) {
   if (error_if_nonfinite && !std::isfinite(norm)) {
     RefuseClip("the norm of the gradients is not finite");
   }
   const double factor = max_norm / (norm + 1e-6);
-  if (std::isfinite(max_norm) && !(factor >= 1)) {
-    for (const at::Tensor& gradient : gradients) {
-      // The gradient keeps its memory: a sparse tensor's own mul_ takes new memory.
-      (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
-    }
+  if (!std::isfinite(max_norm) || factor >= 1) return;
+  const at::NoGradGuard no_grad;
+  const auto shards = ShardsOf(optimizer);
+  for (const at::Tensor& gradient : shards ? *shards : GradientsOf(optimizer)) {
+    // The gradient keeps its memory: a sparse tensor's own mul_ takes new memory.
+    (gradient.is_sparse() ? gradient._values() : gradient).mul_(factor);
   }
-  return norm;
 }
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
@@ -169,7 +179,11 @@ double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, doub
         "the optimizer has the parameters of this rank's stages of a pipeline, and the norm is "
         "that of all stages; call clip_grad_norm_ of the pipeline, with the optimizer");
   }
-  return detail::ClipGradients(optimizer, max_norm, norm_type, error_if_nonfinite, {});
+  detail::CheckMaxNorm(max_norm);
+  if (std::isnan(norm_type)) RefuseClip("norm_type is not a number");
+  const double norm = detail::NormOfGradients(optimizer, norm_type);
+  detail::ScaleGradients(optimizer, max_norm, norm, error_if_nonfinite);
+  return norm;
 }
 
 }  // namespace sirtaki

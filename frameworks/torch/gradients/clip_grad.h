@@ -1,4 +1,4 @@
-// Clipping of the gradients of a model of which an optimizer has a part.
+// Clipping of the gradients of a model of which an optimizer may have a part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,17 +8,18 @@
 
 namespace sirtaki::detail {
 
-// ClipWithOthers tells of the other parts of the model. Empty: there are none.
-struct ClipWithOthers {
-  // Whether this part counts the gradient of the parameter, which another part may count. Without
-  // effect on gradients that are kept in shards.
-  std::function<bool(const at::Tensor& parameter)> counts;
-  // Gives the norm of the whole model for that of this part.
-  std::function<double(double norm)> combine;
-};
+// Throws InvalidArgument if no norm may be limited to this.
+void CheckMaxNorm(double max_norm);
 
-// Does what clip_grad_norm_ does.
-double ClipGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
-                     bool error_if_nonfinite, const ClipWithOthers& others);
+// Whether a part of a model counts the gradient of the parameter, which another part may count. Empty:
+// it counts all. Without effect on gradients that are kept in shards.
+using CountsGradient = std::function<bool(const at::Tensor& parameter)>;
+
+// NormOfGradients and ScaleGradients are the two halves of clip_grad_norm_; the norm that the second one
+// takes may be that of more gradients.
+double NormOfGradients(torch::optim::Optimizer& optimizer, double norm_type,
+                       const CountsGradient& counts = nullptr);
+void ScaleGradients(torch::optim::Optimizer& optimizer, double max_norm, double norm,
+                    bool error_if_nonfinite);
 
 }  // namespace sirtaki::detail

@@ -57,8 +57,8 @@ constexpr std::int64_t kIntoPage = 1152;
 
 // Each parameter has pages of its own.
 std::int64_t PagesOf(const at::Tensor& parameter) {
-  const std::int64_t page = ops::shm::PageSize();
-  return (kIntoPage + static_cast<std::int64_t>(parameter.nbytes()) + page - 1) / page * page;
+  return core::RoundUp(kIntoPage + static_cast<std::int64_t>(parameter.nbytes()),
+                       ops::shm::PageSize());
 }
 
 // Calls `with(offset, bytes)` for each page of common memory in which what lies at `mine`, a parameter's

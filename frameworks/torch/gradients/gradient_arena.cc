@@ -65,7 +65,7 @@ struct ArenaOrders::Order {
 namespace {
 
 using Order = ArenaOrders::Order;
-using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+using Gradients = ArenaOrders::Gradients;
 
 // An arena holds gradients that have no other form on the way, and that NCCL adds up.
 bool FitsArena(const core::Signature& signature) {
@@ -76,7 +76,7 @@ bool FitsArena(const core::Signature& signature) {
 std::vector<std::int64_t> BytesOf(const Gradients& bucket) {
   std::vector<std::int64_t> bytes;
   for (const auto& gradient : bucket) {
-    bytes.push_back(gradient->ExpectedSignature().Bytes());
+    bytes.push_back(gradient->ParameterSignature().Bytes());
   }
   return bytes;
 }
@@ -129,17 +129,17 @@ void Await(const Order& order, const SessionSet& set) {
 }  // namespace
 
 ArenaOrders::ArenaOrders(const SessionSet& set, std::uint64_t number,
-                         const std::vector<Gradients>& buckets, bool wanted)
-    : set_(set), buckets_(buckets.size()) {
+                         std::vector<Gradients> buckets, bool wanted)
+    : set_(set), buckets_(std::move(buckets)) {
   const core::Config& config = set.session->session().config();
   if (!wanted || config.gradient_arena == core::GradientArenaMode::kOff) return;
   std::map<std::uint32_t, Order> of_slot;
-  for (std::size_t b = 0; b < buckets.size(); ++b) {
-    const core::Signature signature = buckets[b].front()->ExpectedSignature();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const core::Signature signature = buckets_[b].front()->ParameterSignature();
     if (FitsArena(signature)) of_slot[signature.slot].buckets.push_back(b);
   }
   for (auto& [slot, order] : of_slot) {
-    Submit(order, set, number, slot, buckets);
+    Submit(order, set, number, slot, buckets_);
     orders_.push_back(std::move(order));
   }
 }
@@ -150,7 +150,7 @@ ArenaOrders::~ArenaOrders() {
 
 BucketArenas ArenaOrders::Take() {
   BucketArenas made;
-  made.places.resize(buckets_);
+  made.places.resize(buckets_.size());
   for (const Order& order : orders_) {
     Await(order, set_);
     const ops::nccl::ArenaPtr& arena = order.request->arena;
@@ -162,6 +162,7 @@ BucketArenas ArenaOrders::Take() {
       }
     }
   }
+  made.buckets = std::move(buckets_);
   return made;
 }
 

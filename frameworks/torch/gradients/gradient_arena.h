@@ -47,6 +47,8 @@ class ArenaPlace {
 using ArenaPlaces = std::vector<ArenaPlace>;  // of a bucket's gradients; empty: it has no arena
 
 struct BucketArenas {
+  using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+  std::vector<Gradients> buckets;
   std::vector<ArenaPlaces> places;  // by bucket
   std::vector<ops::nccl::ArenaPtr> arenas;
 };
@@ -55,24 +57,24 @@ struct BucketArenas {
 // no memory for one, its buckets have none on any rank.
 class ArenaOrders {
  public:
-  using Gradients = std::vector<std::shared_ptr<ParameterGradient>>;
+  using Gradients = BucketArenas::Gradients;
   struct Order;
 
   // Submits, unless there are to be no arenas. Collective; `number` is that of the layout. Throws
   // what a submission throws.
-  ArenaOrders(const SessionSet& set, std::uint64_t number, const std::vector<Gradients>& buckets,
+  ArenaOrders(const SessionSet& set, std::uint64_t number, std::vector<Gradients> buckets,
               bool wanted);
   ~ArenaOrders();
   ArenaOrders(const ArenaOrders&) = delete;
   ArenaOrders& operator=(const ArenaOrders&) = delete;
 
-  bool empty() const { return orders_.empty(); }  // none is on a GPU, or gradient_arena=off
-  // Waits. Throws what a collective throws.
+  bool empty() const { return orders_.empty(); }  // none is wanted, or on a GPU
+  // Waits, once. Throws what a collective throws.
   BucketArenas Take();
 
  private:
   const SessionSet set_;
-  const std::size_t buckets_;
+  std::vector<Gradients> buckets_;
   std::vector<Order> orders_;
 };
 

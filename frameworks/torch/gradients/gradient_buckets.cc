@@ -228,27 +228,25 @@ void GradientBuckets::LayOut(const Gradients& members, const std::int64_t* sums)
       of_buckets[b].push_back(members[order[position].second]);
     }
   }
-  // An arena would keep the memory that shards are to give back.
-  orders_ = std::make_unique<ArenaOrders>(set_, layout_number(), of_buckets, !rule_->keeps_shards);
-  laid_ = std::move(of_buckets);
+  // An arena would keep the memory that shards are to give back, and a hook has a buffer.
+  orders_ = std::make_unique<ArenaOrders>(set_, layout_number(), std::move(of_buckets),
+                                          !rule_->keeps_shards && !rule_->hook);
 }
 
 void GradientBuckets::TakeArenas() {
   const std::unique_ptr<ArenaOrders> orders = std::move(orders_);
-  std::vector<Gradients> of_buckets = std::move(laid_);
-  laid_.clear();
   BucketArenas made = orders->Take();
   arenas_ = std::move(made.arenas);
   if (!Lasts()) return Dissolve();
   auto names = std::make_shared<session::BucketNames>();
-  const auto line = rule_->hook ? std::make_shared<HookLine>(of_buckets.size()) : nullptr;
-  for (std::size_t b = 0; b < of_buckets.size(); ++b) {
+  const auto line = rule_->hook ? std::make_shared<HookLine>(made.buckets.size()) : nullptr;
+  for (std::size_t b = 0; b < made.buckets.size(); ++b) {
     const std::shared_ptr<Bucket> bucket =
-        MakeBucket(std::move(of_buckets[b]), std::move(made.places[b]), b, names.get());
+        MakeBucket(std::move(made.buckets[b]), std::move(made.places[b]), b, names.get());
     if (!line) continue;
     bucket->hook->line = line;
     bucket->hook->given.index = static_cast<std::int64_t>(b);
-    bucket->hook->given.is_last = b + 1 == of_buckets.size();
+    bucket->hook->given.is_last = b + 1 == made.buckets.size();
     line->buckets[b] = bucket;
   }
   names_ = std::move(names);
@@ -263,11 +261,12 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
   signature->kind = core::OpKind::kAllReduce;
   std::vector<std::vector<std::int64_t>> strides;
   std::vector<core::PartCuts> cuts;
+  std::vector<core::SignaturePtr> likes;
   for (const auto& gradient : gradients) {
     cuts.push_back(gradient->CutsIfSharded());
     strides.push_back(ContractStrides(gradient->parameter()));
-    signature->parts.push_back(
-        std::make_shared<const core::Signature>(gradient->ExpectedSignature()));
+    likes.push_back(std::make_shared<const core::Signature>(gradient->ParameterSignature()));
+    signature->parts.push_back(gradient->RequestOf(likes.back()));
   }
   signature->layout = LayoutOf(gradients, strides, cuts, !places.empty());
   signature->round = rule_->at_backward ? 1 : 0;  // as most of them are
@@ -279,9 +278,7 @@ std::shared_ptr<Bucket> GradientBuckets::MakeBucket(Gradients gradients, ArenaPl
   bucket->joins_before = joins_before_;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     BucketPartPtr part =
-        Bucket::PartOf(bucket, i, gradients[i],
-                       std::make_shared<const core::Signature>(gradients[i]->ParameterSignature()),
-                       std::move(strides[i]));
+        Bucket::PartOf(bucket, i, gradients[i], std::move(likes[i]), std::move(strides[i]));
     part->cuts = std::move(cuts[i]);
     if (!places.empty()) part->place = std::move(places[i]);
     gradients[i]->PutInto(std::move(part));

@@ -135,11 +135,9 @@ class GradientBuckets {
   std::uint64_t joins_before_ = 0;                                 // the layout was made
   session::Session::Limits limits_;                                // with which that was
   bool renew_ = false;
-  std::uint64_t layouts_ = 0;       // made since the last join
-  std::shared_ptr<Pending> asked_;  // the sum of what the ranks have seen
-  // Then the arenas, while they are made.
-  std::vector<Gradients> laid_;
-  std::unique_ptr<ArenaOrders> orders_;
+  std::uint64_t layouts_ = 0;            // made since the last join
+  std::shared_ptr<Pending> asked_;       // the sum of what the ranks have seen
+  std::unique_ptr<ArenaOrders> orders_;  // then the buckets, while their arenas are made
   std::vector<std::shared_ptr<Bucket>> buckets_;
   Gradients gradients_;  // of these; they keep them alive
   std::vector<ops::nccl::ArenaPtr> arenas_;

@@ -55,8 +55,7 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module
   rule.set = options.process_set().id();
   if (options.op() == ReduceOp::Sum) rule.reduction = core::ReduceOp::kSum;
   if (options.op() == ReduceOp::Adasum) rule.reduction = core::ReduceOp::kAdasum;
-  rule.prescale = 1.0 / options.gradient_predivide_factor();
-  rule.postscale = options.gradient_predivide_factor();
+  rule.predivide = options.gradient_predivide_factor();
   rule.compression = options.compression();
   rule.scope = options.compression_scope();
   rule.passes = options.backward_passes_per_step();
@@ -81,7 +80,7 @@ std::string ToText(const GradientRule& rule) {
   text.precision(17);
   text << core::ReduceOpName(rule.reduction);
   if (rule.set != core::kWorldSet) text << " in process set " << rule.set;
-  if (rule.postscale != 1.0) text << ", predivided by " << rule.postscale;
+  if (rule.predivide != 1.0) text << ", predivided by " << rule.predivide;
   if (rule.compression != Compression::None) {
     text << (rule.compression == Compression::F16 ? ", float16 " : ", bfloat16 ")
          << (rule.scope == CompressionScope::Everywhere ? "everywhere" : "between hosts");

@@ -14,8 +14,7 @@ namespace sirtaki::detail {
 struct GradientRule {
   core::SetNumber set = core::kWorldSet;
   core::ReduceOp reduction = core::ReduceOp::kAverage;
-  double prescale = 1.0;
-  double postscale = 1.0;
+  double predivide = 1.0;  // before the sum, which is multiplied by it
   Compression compression = Compression::None;
   CompressionScope scope = CompressionScope::BetweenHosts;
   int passes = 1;            // backward passes before a gradient is reduced

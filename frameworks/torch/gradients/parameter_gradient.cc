@@ -199,29 +199,24 @@ core::Signature ParameterGradient::SignatureOf(const at::Tensor& shaped) const {
   signature.kind = core::OpKind::kAllReduce;
   if (signature.device == core::DeviceKind::kCuda && gpu_) signature.slot = gpu_->slot();
   signature.reduction = what_.rule->reduction;
-  signature.prescale = what_.rule->prescale;
-  signature.postscale = what_.rule->postscale;
+  signature.prescale = 1.0 / what_.rule->predivide;
+  signature.postscale = what_.rule->predivide;
   signature.wire = WireType(what_.rule->compression, what_.rule->scope, set_.session->topology(),
                             shaped.scalar_type());
   return signature;
 }
 
-core::Signature ParameterGradient::RequestOf(core::Signature signature) const {
+core::SignaturePtr ParameterGradient::RequestOf(const core::SignaturePtr& signature) const {
   if (!what_.rule->hook) return signature;
   // Nothing is moved: it tells who has the gradient, and that all ranks are ready.
-  core::Signature request;
-  request.kind = signature.kind;
-  request.dtype = signature.dtype;
-  request.shape = {0};
-  return request;
+  return std::make_shared<const core::Signature>(
+      core::Signature{.kind = signature->kind, .dtype = signature->dtype, .shape = {0}});
 }
 
 core::Signature ParameterGradient::ParameterSignature() {
   (void)FindGpu(what_.parameter);  // its works say what is wrong
   return SignatureOf(what_.parameter);
 }
-
-core::Signature ParameterGradient::ExpectedSignature() { return RequestOf(ParameterSignature()); }
 
 // Whether SignatureOf would give this one: the rest of it comes from the rule.
 bool ParameterGradient::IsLike(const core::Signature& signature, const at::Tensor& shaped) const {
@@ -342,8 +337,8 @@ std::string ParameterGradient::CheckInBucket(const BucketPart& part, const at::T
 BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
   BucketPartPtr part = part_;
   if (part && part->bucket->assembly.of_one() && IsLike(*part->like, shaped)) return part;
-  auto like = std::make_shared<const core::Signature>(SignatureOf(shaped));
-  auto signature = std::make_shared<core::Signature>(RequestOf(*like));
+  core::SignaturePtr like = std::make_shared<const core::Signature>(SignatureOf(shaped));
+  auto signature = std::make_shared<core::Signature>(*RequestOf(like));
   signature->round = what_.rule->at_backward ? 1 : 0;  // as most of them are
   const auto bucket =
       std::make_shared<Bucket>(core::Key::Named(set_.members.set, what_.key), std::move(signature));
@@ -459,8 +454,8 @@ void ParameterGradient::StartSparse(bool will_wait) {
   const auto options = AllreduceOptions()
                            .name(what_.key)
                            .op(is_average ? ReduceOp::Average : ReduceOp::Sum)
-                           .prescale(what_.rule->prescale)
-                           .postscale(what_.rule->postscale)
+                           .prescale(1.0 / what_.rule->predivide)
+                           .postscale(what_.rule->predivide)
                            .process_set(set_.process_set);
   under_way_->sparse =
       detail::StartSparse(mine, options, will_wait, set_.session, under_way_->round);

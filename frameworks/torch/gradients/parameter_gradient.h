@@ -97,10 +97,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     bool anywhere = false;    // it was averaged, dense, as all ranks know
   };
   const Seen& seen() const { return seen_; }
-  // The signatures of a dense gradient shaped like the parameter: what it is, and what its request is
-  // of. With a hook the request moves nothing.
+  // The signature of a dense gradient shaped like the parameter.
   core::Signature ParameterSignature();
-  core::Signature ExpectedSignature();
+  // What the request of such a gradient is of: with a hook it moves nothing.
+  core::SignaturePtr RequestOf(const core::SignaturePtr& signature) const;
   // The cuts of the shards in which its averages are kept, if no rank needs the whole of them; else
   // null.
   core::PartCuts CutsIfSharded() const;
@@ -179,7 +179,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::string NoteOnGpu(ops::cuda::DeviceWork& work);
   std::string FindGpu(const at::Tensor& shaped);
   core::Signature SignatureOf(const at::Tensor& shaped) const;
-  core::Signature RequestOf(core::Signature signature) const;
   bool IsLike(const core::Signature& signature, const at::Tensor& shaped) const;
   core::Status Await();
   void ReleasePart();

@@ -13,7 +13,6 @@
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
-#include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/error.h"
 
 namespace sirtaki::detail {

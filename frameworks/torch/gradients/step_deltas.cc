@@ -16,7 +16,7 @@ void StepDeltas::Remember(const std::string& key, const at::Tensor& parameter) {
   entries_.push_back({key, detached, detached.clone()});
 }
 
-std::shared_ptr<PendingTensor> StepDeltas::Submit(const Entry& entry) const {
+std::shared_ptr<Pending> StepDeltas::Submit(const Entry& entry) const {
   // The parameter's own memory holds the difference meanwhile: no third copy of the weights.
   TensorCall call =
       OwnCall(core::OpKind::kAllReduce, entry.parameter.sub_(entry.start), entry.key, set_);
@@ -28,24 +28,19 @@ std::shared_ptr<PendingTensor> StepDeltas::Submit(const Entry& entry) const {
 
 void StepDeltas::Combine() {
   const at::NoGradGuard no_grad;
-  std::exception_ptr first_error;
-  std::vector<std::shared_ptr<PendingTensor>> pending;
+  std::exception_ptr error;
+  std::vector<std::shared_ptr<Pending>> pending;
   try {
     for (const Entry& entry : entries_) pending.push_back(Submit(entry));
   } catch (...) {
     // The group has failed; what was accepted is waited for all the same.
-    first_error = std::current_exception();
+    error = std::current_exception();
   }
-  for (const auto& one : pending) {
-    try {
-      one->Synchronize();
-    } catch (...) {
-      if (!first_error) first_error = std::current_exception();
-    }
-  }
-  if (first_error) {
+  try {
+    AwaitAll(pending, error);
+  } catch (...) {
     TakeBack();
-    std::rethrow_exception(first_error);
+    throw;
   }
   for (const Entry& entry : entries_) entry.parameter.add_(entry.start);
 }

@@ -12,7 +12,7 @@
 
 namespace sirtaki::detail {
 
-class PendingTensor;
+class Pending;
 
 // One step, on one thread.
 class StepDeltas {
@@ -36,7 +36,7 @@ class StepDeltas {
     at::Tensor parameter;  // outside autograd
     at::Tensor start;
   };
-  std::shared_ptr<PendingTensor> Submit(const Entry& entry) const;
+  std::shared_ptr<Pending> Submit(const Entry& entry) const;
 
   const SessionSet set_;
   std::vector<Entry> entries_;

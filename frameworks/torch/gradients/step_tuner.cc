@@ -92,9 +92,7 @@ void Write(const std::string& path, const std::string& text) {
 }  // namespace
 
 StepTuner::StepTuner(const SessionSet& world)
-    : world_(world),
-      configured_(world.session->session().limits()),
-      moves_in_chunks_(MovesInChunks(world.session->session())) {
+    : world_(world), configured_(world.session->session().limits()) {
   world_.session->session().observation().SetLastWords([this] { SayIfEarly(); });
 }
 
@@ -125,7 +123,7 @@ void StepTuner::AfterStep() {
     numbers[1] = 1;
     numbers[2] = std::chrono::duration<double>(now - *before).count();
   }
-  numbers[3] = moves_in_chunks_ ? 1 : 0;
+  numbers[3] = MovesInChunks(world_.session->session()) ? 1 : 0;
   TensorCall call =
       OwnCall(core::OpKind::kAllReduce, told, "#the time of a step, for autotune", world_);
   call.derived_name = true;

@@ -38,7 +38,6 @@ class StepTuner {
 
   const SessionSet world_;
   const session::Session::Limits configured_;
-  const bool moves_in_chunks_;              // of this rank
   std::optional<fusion::Autotuner> tuner_;  // since all ranks have been here together
   int steps_ = 0;
   std::optional<core::TimePoint> last_step_;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -19,6 +18,7 @@
 #include "frameworks/torch/tensors/generators.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "parallel/partition.h"
+#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki {
 namespace {
@@ -42,18 +42,6 @@ Layers LayersOf(const torch::nn::Sequential& model) {
   return layers;
 }
 
-// Layers that are made to be weighed draw random numbers, which the layers that stay are to draw again.
-class RandomNumbersAgain {
- public:
-  RandomNumbersAgain() = default;
-  ~RandomNumbersAgain() { before_.PutInForce(); }
-  RandomNumbersAgain(const RandomNumbersAgain&) = delete;
-  RandomNumbersAgain& operator=(const RandomNumbersAgain&) = delete;
-
- private:
-  detail::GeneratorStates before_{detail::GeneratorsInUse()};
-};
-
 double ParametersOf(const PipelineStage& layer) {
   double count = 0;
   if (!layer.module()) return count;
@@ -64,24 +52,16 @@ double ParametersOf(const PipelineStage& layer) {
 }
 
 // Buffers of a layer that stays are what they were: running statistics, for instance.
-class BuffersAgain {
- public:
-  explicit BuffersAgain(const std::shared_ptr<torch::nn::Module>& module) {
-    if (!module) return;
-    for (const at::Tensor& buffer : module->buffers()) {
-      if (buffer.defined()) buffers_.emplace_back(buffer, buffer.detach().clone());
-    }
+detail::Scope BuffersAgain(const std::shared_ptr<torch::nn::Module>& module) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept;
+  for (const at::Tensor& buffer : module ? module->buffers() : std::vector<at::Tensor>()) {
+    if (buffer.defined()) kept.emplace_back(buffer, buffer.detach().clone());
   }
-  ~BuffersAgain() {
+  return detail::Scope([kept = std::move(kept)] {
     const at::NoGradGuard no_grad;
-    for (auto& [buffer, before] : buffers_) buffer.copy_(before);
-  }
-  BuffersAgain(const BuffersAgain&) = delete;
-  BuffersAgain& operator=(const BuffersAgain&) = delete;
-
- private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_;
-};
+    for (const auto& [buffer, before] : kept) buffer.copy_(before);
+  });
+}
 
 // The time when the device has done what it was given.
 std::chrono::steady_clock::time_point Now(const at::Device& device) {
@@ -93,7 +73,7 @@ std::chrono::steady_clock::time_point Now(const at::Device& device) {
 double TimeOf(const PipelineStage& layer, const at::Device& device,
               std::vector<at::Tensor>* tensors) {
   constexpr int kRuns = 3;
-  const BuffersAgain buffers_again(layer.module());
+  const detail::Scope buffers_again = BuffersAgain(layer.module());
   double shortest = 0;
   std::vector<at::Tensor> outputs;
   for (int run = 0; run < kRuns; ++run) {
@@ -128,7 +108,9 @@ std::vector<double> Weigh(const Layers& layers, const PipelineOptions& options) 
         "give PipelineOptions a sample");
   }
   const at::Device device = options.sample().defined() ? options.sample().device() : at::kCPU;
-  const RandomNumbersAgain again;
+  // Layers that are made to be weighed draw random numbers, which the layers that stay are to draw again.
+  const detail::Scope again([before = detail::GeneratorStates(
+                                 detail::GeneratorsInUse())]() mutable { before.PutInForce(); });
   const at::AutoGradMode with_graph(true);
   std::vector<at::Tensor> tensors = {options.sample()};
   for (std::size_t i = 0; i < layers.size(); ++i) {

@@ -4,7 +4,6 @@
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -110,33 +109,24 @@ class PipelineCore::Impl {
     try {
       if (optimizers.empty()) ThrowInvalid("clip_grad_norm_ is given no optimizer");
       for (torch::optim::Optimizer* optimizer : optimizers) CheckClip(*optimizer, norm_type);
-      ClipWithOthers others;
+      CheckMaxNorm(max_norm);
+      CountsGradient counts;
       if (!ties_.empty()) {
-        others.counts = [this](const at::Tensor& parameter) { return ties_.Counts(parameter); };
+        counts = [this](const at::Tensor& parameter) { return ties_.Counts(parameter); };
       }
       // The norms of all optimizers are known before one scales its gradients.
       std::vector<double> norms;
-      others.combine = [&norms](double norm) {
-        norms.push_back(norm);
-        return norm;
-      };
-      constexpr double kNoLimit = std::numeric_limits<double>::infinity();
-      for (std::size_t i = 0; i + 1 < optimizers.size(); ++i) {
-        ClipGradients(*optimizers[i], kNoLimit, norm_type, false, others);
+      for (torch::optim::Optimizer* optimizer : optimizers) {
+        norms.push_back(NormOfGradients(*optimizer, norm_type, counts));
       }
-      double total = 0;
-      others.combine = [&](double norm) {
-        norms.push_back(norm);
-        total = at::linalg_vector_norm(at::tensor(norms, at::kDouble), norm_type).item<double>();
-        if (plan_.is_alone()) return total;
+      double total =
+          at::linalg_vector_norm(at::tensor(norms, at::kDouble), norm_type).item<double>();
+      if (!plan_.is_alone()) {
         told = true;
         total = at::linalg_vector_norm(ShareNorm(total, ""), norm_type).item<double>();
-        return total;
-      };
-      ClipGradients(*optimizers.back(), max_norm, norm_type, error_if_nonfinite, others);
-      others.combine = [&total](double) { return total; };
-      for (std::size_t i = 0; i + 1 < optimizers.size(); ++i) {
-        ClipGradients(*optimizers[i], max_norm, norm_type, error_if_nonfinite, others);
+      }
+      for (torch::optim::Optimizer* optimizer : optimizers) {
+        ScaleGradients(*optimizer, max_norm, total, error_if_nonfinite);
       }
       return total;
     } catch (...) {

@@ -54,8 +54,14 @@ std::string SendText(const PipelinePlan& plan, const Instruction& send) {
          LoadText(send) + OverText(send.edge());
 }
 
-at::Tensor Encoded(bool training, std::int64_t rows, const PipelineTensors& tensors,
-                   const Edge& edge) {
+// An EdgeHeader is what the header's numbers say.
+struct EdgeHeader {
+  bool training = false;
+  std::int64_t rows = 0;
+  PipelineTensors tensors;
+};
+
+at::Tensor Encoded(const EdgeHeader& told, const Edge& edge) {
   at::Tensor header = at::zeros({kHeaderNumbers}, at::kLong);
   std::int64_t* const numbers = header.mutable_data_ptr<std::int64_t>();
   std::int64_t at = 0;
@@ -66,10 +72,10 @@ at::Tensor Encoded(bool training, std::int64_t rows, const PipelineTensors& tens
     }
     numbers[at++] = number;
   };
-  add(training ? 1 : 0);
-  add(rows);
-  add(static_cast<std::int64_t>(tensors.size()));
-  for (const PipelineTensor& tensor : tensors) {
+  add(told.training ? 1 : 0);
+  add(told.rows);
+  add(static_cast<std::int64_t>(told.tensors.size()));
+  for (const PipelineTensor& tensor : told.tensors) {
     add(static_cast<std::int64_t>(tensor.type));
     add(tensor.on_gpu ? 1 : 0);
     add(tensor.requires_grad ? 1 : 0);
@@ -81,12 +87,11 @@ at::Tensor Encoded(bool training, std::int64_t rows, const PipelineTensors& tens
   return header;
 }
 
-PipelineTensors Decoded(const at::Tensor& header, bool* training, std::int64_t* rows) {
+EdgeHeader Decoded(const at::Tensor& header) {
   const std::int64_t* number = header.const_data_ptr<std::int64_t>();
-  *training = *number++ != 0;
-  *rows = *number++;
-  PipelineTensors tensors(static_cast<std::size_t>(*number++));
-  for (PipelineTensor& tensor : tensors) {
+  EdgeHeader told{.training = *number++ != 0, .rows = *number++, .tensors = {}};
+  told.tensors.resize(static_cast<std::size_t>(*number++));
+  for (PipelineTensor& tensor : told.tensors) {
     tensor.type = static_cast<at::ScalarType>(*number++);
     tensor.on_gpu = *number++ != 0;
     tensor.requires_grad = *number++ != 0;
@@ -95,7 +100,7 @@ PipelineTensors Decoded(const at::Tensor& header, bool* training, std::int64_t* 
     tensor.strides.resize(static_cast<std::size_t>(*number++));
     for (std::int64_t& stride : tensor.strides) stride = *number++;
   }
-  return tensors;
+  return told;
 }
 
 const char* CallName(bool training) { return training ? "train_batch()" : "evaluate_batch()"; }
@@ -130,11 +135,9 @@ at::Tensor PipelineTensor::Travelling(const at::Tensor& tensor) const {
 
 std::string PipelineTensor::Text() const {
   const auto known = DTypeOf(type);
-  std::string text = std::string(known ? core::DTypeName(*known) : at::toString(type)) + " [";
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
-  }
-  return text + "]" + (on_gpu ? " on a GPU" : "") + (requires_grad ? " with a gradient" : "");
+  return std::string(known ? core::DTypeName(*known) : at::toString(type)) + " " +
+         core::ShapeText(sizes) + (on_gpu ? " on a GPU" : "") +
+         (requires_grad ? " with a gradient" : "");
 }
 
 PipelineMessages::PipelineMessages(const PipelinePlan& plan, std::chrono::milliseconds timeout,
@@ -239,11 +242,10 @@ void PipelineMessages::TakeHeader(const Instruction& receive) {
     if (error.code() != ErrorCode::Mismatch) throw;
     RefuseOtherCall(receive.peer, header->second.what);  // it trains, and told the shapes long ago
   }
-  bool training = false;
-  std::int64_t rows = 0;
-  known_.tensors.emplace(edge, Decoded(header->second.memory, &training, &rows));
-  if (training != training_) RefuseOtherCall(receive.peer, header->second.what);
-  if (rows != 0) known_.rows = rows;
+  EdgeHeader told = Decoded(header->second.memory);
+  known_.tensors.emplace(edge, std::move(told.tensors));
+  if (told.training != training_) RefuseOtherCall(receive.peer, header->second.what);
+  if (told.rows != 0) known_.rows = told.rows;
   headers_.erase(header);
 }
 
@@ -284,7 +286,7 @@ void PipelineMessages::Send(const Instruction& send, const Tensors& tensors) {
     return true;
   });
   if (!send.carries_gradient() && known_.told.insert(edge).second) {
-    const at::Tensor header = Encoded(training_, known_.rows, Known(edge), edge);
+    const at::Tensor header = Encoded({training_, known_.rows, Known(edge)}, edge);
     const Instruction first = {send.kind, send.stage, 0, send.peer, send.name};
     sent_.push_back(
         {StartMessage(P2POp::send(header, to, plan_.TagOf(first)), LabelOf(send)), what, {}, 0});

@@ -1,7 +1,6 @@
 #include "frameworks/torch/parallel/pipeline_plan.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/argsort.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -9,8 +8,10 @@
 #include <cstdint>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -30,13 +31,6 @@ int LayerIn(const std::string& name) {
   while (end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])) != 0) ++end;
   if (end == 0 || end > 9 || end == name.size() || name[end] != '.') return -1;
   return std::stoi(name.substr(0, end));
-}
-
-template <class List>
-std::string Numbers(const List& list) {
-  std::string text;
-  for (const int number : list) text += (text.empty() ? "" : ", ") + std::to_string(number);
-  return text;
 }
 
 core::Status MakeBoth(const PipelineOptions& options, const PipelineShape& shape,
@@ -63,8 +57,8 @@ PipelineRow::PipelineRow(const PipelineOptions& options)
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   if (sorted != set.ranks()) {
-    ThrowInvalid("the row of a pipeline, ranks " + Numbers(ranks) +
-                 ", is not its process set, ranks " + Numbers(set.ranks()) +
+    ThrowInvalid("the row of a pipeline, ranks " + core::Joined(ranks, ", ") +
+                 ", is not its process set, ranks " + core::Joined(set.ranks(), ", ") +
                  "; give PipelineOptions a mesh, or a process set alone");
   }
   place = static_cast<int>(std::find(ranks.begin(), ranks.end(), set.rank()) - ranks.begin());
@@ -132,15 +126,16 @@ std::string PipelinePlan::Make(const PipelineOptions& options) {
 
 std::vector<std::string> PipelinePlan::Lines(const PipelineOptions& options) const {
   const PipelineShape& shape = this->shape();
-  std::vector<std::string> lines = {
-      "ranks " + Numbers(row_.ranks),
-      std::to_string(shape.stages) + " stages that begin with layers " + Numbers(begins_),
-      std::to_string(shape.micro_batches) + " micro-batches",
-      "schedule " + (options.schedule().find(':') == std::string::npos
-                         ? core::Quoted(options.schedule())
-                         : std::string("of the program's own")),
-      "recomputed stages " + Numbers(shape.recomputed),
-      "timeout " + core::DurationText(options.timeout())};
+  std::vector<std::string> lines = {"ranks " + core::Joined(row_.ranks, ", "),
+                                    std::to_string(shape.stages) +
+                                        " stages that begin with layers " +
+                                        core::Joined(begins_, ", "),
+                                    std::to_string(shape.micro_batches) + " micro-batches",
+                                    "schedule " + (options.schedule().find(':') == std::string::npos
+                                                       ? core::Quoted(options.schedule())
+                                                       : std::string("of the program's own")),
+                                    "recomputed stages " + core::Joined(shape.recomputed, ", "),
+                                    "timeout " + core::DurationText(options.timeout())};
   std::string skips = shape.skips.empty() ? "no skip connections" : "skip connections";
   for (const parallel::Edge& skip : shape.skips) {
     skips += " " + core::Quoted(skip.name) + " from stage " + std::to_string(skip.from) +
@@ -175,15 +170,18 @@ void PipelinePlan::TakeTags(const PipelineOptions& options) {
   if (!is_alone()) {
     taken = AllGatherBlocking(taken, "sirtaki/pipeline/tags", row_.set, options.timeout());
   }
-  taken = taken.index_select(0, taken.select(1, 1).argsort(0, /*descending=*/true)).contiguous();
   const std::int64_t* const numbers = taken.const_data_ptr<std::int64_t>();
+  std::vector<std::pair<std::int64_t, std::int64_t>> used = {{0, 0}};  // end, first
+  for (std::int64_t i = 0; i < taken.size(0); ++i) {
+    used.emplace_back(numbers[2 * i + 1], numbers[2 * i]);
+  }
+  std::sort(used.rbegin(), used.rend());
   std::int64_t end = kEnd;
   std::int64_t largest = 0;
-  for (std::int64_t i = 0; i <= taken.size(0) && first_tag_ < 0; ++i) {
-    const std::int64_t below = i < taken.size(0) ? numbers[2 * i + 1] : 0;
+  for (const auto& [below, first] : used) {
     largest = std::max(largest, end - below);
-    if (end - below >= count) first_tag_ = static_cast<int>(end) - count;
-    if (i < taken.size(0)) end = std::min(end, numbers[2 * i]);
+    if (first_tag_ < 0 && end - below >= count) first_tag_ = static_cast<int>(end) - count;
+    end = std::min(end, first);
   }
   if (first_tag_ < 0) {
     ThrowInvalid(

@@ -111,7 +111,7 @@ at::Tensor ParallelLayer::Column(const at::Tensor& input, const at::Tensor& weig
   if (ranks() == 1) return at::linear(input, weight, GivenBias(bias));
   const auto compute = [&] {
     CheckFeatures(input, weight.size(1), *calls_, /*whole_is_given=*/true);
-    return ColumnLinear(Casted(input), Casted(weight), Casted(bias), calls_);
+    return ColumnLinear(Casted(input), Casted(weight), GivenBias(Casted(bias)), calls_);
   };
   return gather_output ? GatherOwn(Make(compute), calls_) : compute();
 }

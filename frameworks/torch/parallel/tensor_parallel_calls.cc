@@ -195,6 +195,13 @@ std::shared_ptr<PendingTensor> StartSum(const ParallelCalls& calls, const std::s
   return PendingTensor::Start(std::move(call), calls.set.session);
 }
 
+at::Tensor GatherMade(const ParallelCalls& calls, const std::string& part, const Made& made) {
+  TensorCall call =
+      OwnCall(core::OpKind::kAllGather, made.tensor, calls.key + "/" + part, calls.set);
+  call.invalid = made.invalid;
+  return PendingTensor::Start(std::move(call), calls.set.session)->Synchronize();
+}
+
 at::Tensor Through(Region region, const at::Tensor& tensor, const ParallelCallsPtr& calls) {
   if (calls->ranks() == 1) return tensor;
   if (!at::GradMode::is_enabled() || !tensor.requires_grad())
@@ -211,17 +218,13 @@ at::Tensor SumOwn(const Made& made, const ParallelCallsPtr& calls) {
 
 at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls) {
   if (made.tensor.defined()) return Through(Region::kGather, made.tensor, calls);
-  TensorCall call = OwnCall(core::OpKind::kAllGather, {}, calls->key + "/gather", calls->set);
-  call.invalid = made.invalid;
-  return PendingTensor::Start(std::move(call), calls->set.session)->Synchronize();
+  return GatherMade(*calls, "gather", made);
 }
 
-at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                        const ParallelCallsPtr& calls) {
-  const std::optional<at::Tensor> given =
-      bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
-  if (calls->ranks() == 1 || !at::GradMode::is_enabled()) return at::linear(input, weight, given);
-  return ColumnFunction::apply(input, weight, given, calls);
+at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias, const ParallelCallsPtr& calls) {
+  if (calls->ranks() == 1 || !at::GradMode::is_enabled()) return at::linear(input, weight, bias);
+  return ColumnFunction::apply(input, weight, bias, calls);
 }
 
 }  // namespace sirtaki::detail

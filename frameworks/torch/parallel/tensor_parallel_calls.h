@@ -42,6 +42,9 @@ Made Make(const std::function<at::Tensor()>& make);
 // InvalidArgument if one of them has made none.
 std::shared_ptr<PendingTensor> StartSum(const ParallelCalls& calls, const std::string& part,
                                         const Made& made, bool will_wait);
+// GatherMade returns what all ranks have made, one behind the other. All ranks get InvalidArgument if
+// one of them has made none.
+at::Tensor GatherMade(const ParallelCalls& calls, const std::string& part, const Made& made);
 
 // A Region is a way between tensors that all ranks have alike and their parts, each of which is the
 // gradient of another.
@@ -60,8 +63,8 @@ at::Tensor SumOwn(const Made& made, const ParallelCallsPtr& calls);
 at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls);
 
 // A linear layer of whose output this rank has a part.
-at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                        const ParallelCallsPtr& calls);
+at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight,
+                        const std::optional<at::Tensor>& bias, const ParallelCallsPtr& calls);
 
 // The loss of each row of logits [rows, part] with its target [rows]; float32 of half types.
 at::Tensor SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& target,

@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "frameworks/torch/calls/blocking.h"
-#include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/parallel/tensor_parallel_calls.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -73,13 +71,6 @@ at::Tensor TellOf(const at::Tensor& logits, const OwnTargets& own, bool smooth,
   return at::stack(told).unsqueeze(0);
 }
 
-at::Tensor GatherTold(const at::Tensor& told, const std::string& invalid,
-                      const ParallelCalls& calls) {
-  TensorCall call = OwnCall(core::OpKind::kAllGather, told, calls.key + "/loss", calls.set);
-  call.invalid = invalid;
-  return PendingTensor::Start(std::move(call), calls.set.session)->Synchronize();
-}
-
 // What backward() computes, in a node of its own, so that differentiating it again is refused
 // instead of being wrong. `again` requires a gradient if that may come, so that the node is there.
 struct LossGradient : torch::autograd::Function<LossGradient> {
@@ -107,21 +98,21 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
                             const at::Tensor& target, const ParallelCallsPtr& calls,
                             std::int64_t ignore_index, double smoothing) {
-    std::string invalid = WhyRefusedTargets(given, target, ignore_index, *calls);
+    const std::string invalid = WhyRefusedTargets(given, target, ignore_index, *calls);
     const bool smooth = smoothing != 0;
     const auto classes = static_cast<double>(calls->split().split.size);
     OwnTargets own;
     at::Tensor exponentials;
-    const Made told = Make([&] {
+    Made told = Make([&] {
       if (!invalid.empty()) return at::Tensor();
       const at::Tensor logits =
           at::isReducedFloatingType(given.scalar_type()) ? given.to(at::kFloat) : given;
       own = OwnTargetsOf(target, *calls);
       return TellOf(logits, own, smooth, &exponentials);
     });
-    if (invalid.empty()) invalid = told.invalid;
+    if (!invalid.empty()) told.invalid = invalid;
     // [ranks, 3 or 4, rows]; each rank adds up in the same order, to the same bits.
-    const at::Tensor all = GatherTold(told.tensor, invalid, *calls);
+    const at::Tensor all = GatherMade(*calls, "loss", told);
     const at::Tensor mosts = all.select(1, 0);
     const at::Tensor most = mosts.amax(0);
     const at::Tensor total =

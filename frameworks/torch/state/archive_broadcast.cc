@@ -18,7 +18,6 @@
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/state/chunk_stream.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
-#include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki::detail {

@@ -6,7 +6,6 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <optional>

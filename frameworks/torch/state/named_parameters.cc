@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/base/text.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -25,11 +26,9 @@ NamedTensors TensorsOf(const torch::nn::Module& module) {
 NamedTensors NamesByPosition(const torch::optim::Optimizer& optimizer) {
   NamedTensors names;
   std::unordered_set<const void*> seen;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      names.emplace_back("parameter " + std::to_string(names.size()), parameter);
-    }
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    names.emplace_back("parameter " + std::to_string(names.size()), parameter);
   }
   return names;
 }
@@ -48,21 +47,19 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
     if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   std::unordered_set<const void*> seen;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const void* impl = parameter.unsafeGetTensorImpl();
-      if (!seen.insert(impl).second) continue;
-      const auto found = name_of.find(impl);
-      if (found == name_of.end()) {
-        named.error =
-            "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
-            TypeAndShape(parameter) +
-            ", has no name in named_parameters: add it there, or leave named_parameters out";
-        return named;
-      }
-      named.names.push_back(found->second);
-      named.parameters.push_back(parameter);
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    const void* impl = parameter.unsafeGetTensorImpl();
+    if (!seen.insert(impl).second) continue;
+    const auto found = name_of.find(impl);
+    if (found == name_of.end()) {
+      named.error =
+          "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +
+          TypeAndShape(parameter) +
+          ", has no name in named_parameters: add it there, or leave named_parameters out";
+      return named;
     }
+    named.names.push_back(found->second);
+    named.parameters.push_back(parameter);
   }
   return named;
 }
@@ -75,15 +72,13 @@ void NameAdded(const torch::optim::Optimizer& optimizer, NamedTensors* names) {
     taken.insert(name);
   }
   int number = 1;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      std::string name;
-      do {
-        name = "added parameter " + std::to_string(number++);
-      } while (taken.contains(name));
-      names->emplace_back(std::move(name), parameter);
-    }
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    if (!known.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    std::string name;
+    do {
+      name = "added parameter " + std::to_string(number++);
+    } while (taken.contains(name));
+    names->emplace_back(std::move(name), parameter);
   }
 }
 

@@ -83,16 +83,32 @@ class WithoutRepetitions {
 // a way that could be loaded.
 std::int64_t CountStates(const Optimizer& optimizer) {
   std::unordered_set<const void*> with_state;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found != optimizer.state().end() && found->second) with_state.insert(found->first);
-    }
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (found != optimizer.state().end() && found->second) with_state.insert(found->first);
   }
   return static_cast<std::int64_t>(with_state.size());
 }
 
 }  // namespace
+
+std::string BytesOf(torch::serialize::OutputArchive& archive, std::size_t expected) {
+  std::string bytes;
+  bytes.reserve(expected);
+  archive.save_to([&bytes](const void* from, std::size_t size) {
+    bytes.append(static_cast<const char*>(from), size);
+    return size;
+  });
+  return bytes;
+}
+
+std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
 
 std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer,
                                            const DescribeParameter& more) {

@@ -4,11 +4,18 @@
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
 
 namespace sirtaki::detail {
+
+// BytesOf returns the bytes of the archive, as a file has them. `expected`: how many bytes there may be.
+std::string BytesOf(torch::serialize::OutputArchive& archive, std::size_t expected = 0);
+
+// ParametersOf returns the parameters of all groups, in their order.
+std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer);
 
 // Describes the optimizer by position, as LibTorch's optimizers save their state: a line a group
 // and a parameter. The type of the options tells which optimizer it is, wrapped or not.

@@ -11,12 +11,12 @@
 #include <torch/serialize/archive.h>
 
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <typeinfo>
 #include <vector>
 
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
 namespace sirtaki::detail {
@@ -47,9 +47,7 @@ void Reload(OptimizerParamState& state, c10::Device device) {
   try {
     torch::serialize::OutputArchive saved;
     state.serialize(saved);
-    std::ostringstream stream;
-    saved.save_to(stream);
-    const std::string bytes = std::move(stream).str();
+    const std::string bytes = BytesOf(saved);
     torch::serialize::InputArchive archive;
     archive.load_from(bytes.data(), bytes.size(), device);
     state.serialize(archive);
@@ -80,16 +78,14 @@ std::optional<Tensors> TensorsOfState(OptimizerParamState& state) {
 }
 
 void PutStateOnDevices(torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.device().is_cpu()) continue;
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end() || !found->second) continue;
-      const auto tensors = TensorsOfState(*found->second);
-      if (!tensors) Reload(*found->second, parameter.device());
-      for (at::Tensor* const tensor : tensors.value_or(Tensors())) {
-        if (tensor->defined()) *tensor = tensor->to(parameter.device());
-      }
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    if (parameter.device().is_cpu()) continue;
+    const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer.state().end() || !found->second) continue;
+    const auto tensors = TensorsOfState(*found->second);
+    if (!tensors) Reload(*found->second, parameter.device());
+    for (at::Tensor* const tensor : tensors.value_or(Tensors())) {
+      if (tensor->defined()) *tensor = tensor->to(parameter.device());
     }
   }
 }

@@ -13,7 +13,6 @@
 #include "frameworks/torch/state/archive_broadcast.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
-#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/detail/gradient_reducer.h"

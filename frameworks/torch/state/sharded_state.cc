@@ -128,21 +128,19 @@ void SaveShards(Optimizer& optimizer, std::vector<std::vector<at::Tensor>> shard
   archive.write("counts", c10::IValue(counts));
   // Shards are of elements as these lie in memory. A reader without the parameters learns it here.
   c10::List<c10::List<std::int64_t>> strides;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      strides.push_back(c10::List<std::int64_t>(parameter.strides()));
-    }
+  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
+    strides.push_back(c10::List<std::int64_t>(parameter.strides()));
   }
   archive.write("strides", c10::IValue(strides));
   const InPlaceOfParameters in_place(optimizer, std::move(shards));
   SaveOptimizer(optimizer, archive);
 }
 
-ShardsOfAllRanks::ShardsOfAllRanks(Optimizer& optimizer, const std::vector<OwnShard>& mine)
+ShardsOfAllRanks::ShardsOfAllRanks(Optimizer& optimizer, const std::vector<ShardOfParameter>& mine)
     : ShardsOfAllRanks(optimizer) {
   mine_.emplace();
-  for (const OwnShard& one : mine) {
-    mine_->emplace(one.parameter.unsafeGetTensorImpl(), one);
+  for (const ShardOfParameter& one : mine) {
+    if (one.shard.defined()) mine_->emplace(one.parameter.unsafeGetTensorImpl(), one);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "frameworks/torch/state/optimizer_archive.h"
+#include "sirtaki/detail/gradient_reducer.h"
 
 namespace sirtaki::detail {
 
@@ -28,13 +29,6 @@ at::Tensor FlatLike(const at::Tensor& parameter, at::Tensor tensor);
 struct ShardRange {
   std::int64_t begin = 0;
   std::int64_t count = 0;
-};
-
-// A shard of this rank, which is the parameter itself if that is all of it.
-struct OwnShard {
-  at::Tensor parameter;
-  at::Tensor shard;
-  std::int64_t begin = 0;
 };
 
 // InPlaceOfParameters lets an optimizer have others in the place of its parameters until it ends: a
@@ -96,8 +90,8 @@ class ShardsOfAllRanks {
 
   explicit ShardsOfAllRanks(torch::optim::Optimizer& optimizer)
       : optimizer_(optimizer), cover_(DescribeOptimizer(optimizer)) {}
-  // The state is that of these shards.
-  ShardsOfAllRanks(torch::optim::Optimizer& optimizer, const std::vector<OwnShard>& mine);
+  // The state is that of these shards of this rank, as far as they are defined.
+  ShardsOfAllRanks(torch::optim::Optimizer& optimizer, const std::vector<ShardOfParameter>& mine);
 
   // Takes what SaveShards has written on one rank. False, and nothing was taken, if only the archive
   // with all elements will do: where `read` is given, and the state of a class that is not LibTorch's
@@ -121,7 +115,7 @@ class ShardsOfAllRanks {
   torch::optim::Optimizer& optimizer_;
   ShardCover cover_;
   // By parameter: the shards that are wanted, in place of whole parameters.
-  std::optional<std::unordered_map<const void*, OwnShard>> mine_;
+  std::optional<std::unordered_map<const void*, ShardOfParameter>> mine_;
   std::unordered_map<const void*, Whole> wholes_;  // by parameter
 };
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "frameworks/torch/calls/blocking.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 
 namespace sirtaki::detail {
 namespace {
@@ -109,12 +110,9 @@ std::string PlaceText(const at::Tensor& tensor) {
 }
 
 bool IsOfAStage(const torch::optim::Optimizer& optimizer) {
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (StageMarks().Find(parameter)) return true;
-    }
-  }
-  return false;
+  return std::ranges::any_of(ParametersOf(optimizer), [](const at::Tensor& parameter) {
+    return StageMarks().Find(parameter) != nullptr;
+  });
 }
 
 at::Tensor TakePart(const at::Tensor& whole, const TensorSplit& split, int index) {

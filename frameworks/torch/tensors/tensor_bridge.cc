@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
 #include <string_view>
 #include <utility>
 
+#include "core/base/text.h"
 #include "core/protocol/wire.h"
 
 namespace sirtaki::detail {
@@ -149,21 +149,8 @@ std::int64_t VersionOf(const at::Tensor& tensor) {
 std::string TypeAndShape(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   const auto dtype = DTypeOf(tensor.scalar_type());
-  std::ostringstream text;
-  if (dtype) {
-    text << core::DTypeName(*dtype);
-  } else {
-    text << c10::toString(tensor.scalar_type());
-  }
-  if (tensor.is_nested()) return text.str() + ", nested";
-  text << " [";
-  const char* separator = "";
-  for (const std::int64_t extent : tensor.sizes()) {
-    text << separator << extent;
-    separator = ", ";
-  }
-  text << "]";
-  return text.str();
+  const std::string type(dtype ? core::DTypeName(*dtype) : c10::toString(tensor.scalar_type()));
+  return type + (tensor.is_nested() ? ", nested" : " " + core::ShapeText(tensor.sizes()));
 }
 
 }  // namespace sirtaki::detail

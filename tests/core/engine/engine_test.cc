@@ -221,7 +221,6 @@ TEST(EngineTest, OfABucketOnlyWhatNobodyHasIsAbsent) {
   for (int rank = 0; rank < 2; ++rank) {
     FakeExecutor& executor = world[rank].executor;
     ASSERT_EQ(executor.running.size(), 1u);
-    EXPECT_FALSE(executor.running[0].absent_everywhere);
     EXPECT_EQ(executor.running[0].absent, (std::vector<bool>{false, true, false}));
     executor.Finish();
     const Work& work = *works[static_cast<std::size_t>(rank)];
@@ -254,6 +253,22 @@ TEST(EngineTest, AMessageThatArrivesChangedIsAFaultOfTheProtocol) {
   EXPECT_EQ(world[0].engine->fault().message(),
             "rank 1 sent a message that cannot be read: its 5 bytes arrived changed: they have "
             "another digest");
+}
+
+TEST(EngineTest, ADecisionWithoutARankThatHasNotJoinedIsAFaultOfTheProtocol) {
+  World world(2);
+  const WorkPtr work = world.Submit(1, "w");
+  world.Settle();  // rank 0 knows of it, and decides nothing
+  RunEntry run;
+  run.key = work->request.key;
+  run.signature = work->request.signature();
+  run.silent = RankRanges{1};
+  world[0].transport->Send(1, EncodeFrame({7, StreamMessage{1, {{kWorldSet, 1, {run}}}}}));
+  world.Settle();
+  ASSERT_TRUE(work->handle->done());
+  EXPECT_EQ(work->handle->status().code(), StatusCode::kProtocol);
+  EXPECT_EQ(work->handle->status().message(),
+            "the ranks agreed to run \"w\" without this rank, which has submitted it");
 }
 
 TEST(EngineTest, MessagesOfAnotherSessionAreDropped) {

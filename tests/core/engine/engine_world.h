@@ -129,7 +129,7 @@ class World {
       : hub(size) {
     std::vector<int> hosts;
     for (int rank = 0; rank < size; ++rank) hosts.push_back(rank);
-    const Tree tree = Tree::Build(hosts, arity);
+    const Tree tree(hosts, arity);
     for (int rank = 0; rank < size; ++rank) {
       ranks.push_back(std::make_unique<Rank>());
       Rank& r = *ranks.back();

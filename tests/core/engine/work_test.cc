@@ -93,7 +93,7 @@ TEST(HandleStateTest, DroppingItObservesIt) {
 TEST(HandleStateTest, AbsenceIsToldWithTheEnd) {
   HandleState handle;
   EXPECT_FALSE(handle.PartIsAbsent(0));
-  handle.SetAbsentEverywhere();
+  handle.SetAbsentParts({true});
   handle.Complete(Status::Ok());
   EXPECT_TRUE(handle.PartIsAbsent(0));
 }

@@ -13,7 +13,7 @@ namespace sirtaki::core {
 namespace {
 
 TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
-  const Tree tree = Tree::Build({0, 0, 0}, 8);  // 1 and 2 are children of 0
+  const Tree tree({0, 0, 0}, 8);  // 1 and 2 are children of 0
   std::int64_t clock = 0;
   std::vector<std::unique_ptr<Negotiator>> nodes;
   for (int rank = 0; rank < 3; ++rank) {
@@ -42,7 +42,7 @@ TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
 
 // By the tree rank 3 would learn it from rank 2, which may have gone by then.
 TEST(NegotiatorFaultTest, WhereAllAreReachedEachLearnsItFromTheRankWhereItBegan) {
-  const Tree tree = Tree::Build({0, 1, 2, 3}, 1);  // a chain
+  const Tree tree({0, 1, 2, 3}, 1);  // a chain
   NegotiatorOptions options;
   options.rank = 0;
   options.sets[kWorldSet] = RankRanges::Span(0, 3);
@@ -68,7 +68,7 @@ TEST(NegotiatorFaultTest, WhereAllAreReachedEachLearnsItFromTheRankWhereItBegan)
 // A node under test, and messages that no correct neighbour sends. Rank 1 of the chain 0 - 1 - 2.
 class NegotiatorHostileTest : public ::testing::Test {
  protected:
-  NegotiatorHostileTest() : node_(Options(), Tree::Build({0, 1, 2}, 1)) {}
+  NegotiatorHostileTest() : node_(Options(), Tree({0, 1, 2}, 1)) {}
 
   static NegotiatorOptions Options() {
     NegotiatorOptions options;

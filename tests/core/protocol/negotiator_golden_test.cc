@@ -199,7 +199,7 @@ class Script {
       if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
         happened_ << "runs " << run->key.ToString();
         if (!run->silent.empty()) happened_ << " silent " << run->silent.ToString();
-        if (run->absent_everywhere) {
+        if (core::AllAbsent(run->absent)) {
           happened_ << " absent everywhere";
         } else if (!run->absent.empty()) {
           happened_ << " absent ";

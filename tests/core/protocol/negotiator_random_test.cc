@@ -234,8 +234,8 @@ class Schedule {
                         std::to_string(i));
       if (const auto* run = std::get_if<core::DecidedRun>(&decided)) {
         content << "run " << run->key.ToString() << " " << run->signature->ToString() << " silent "
-                << run->silent.ToString() << " absent " << run->absent_everywhere << "; ";
-        Complete(rank, run->key, run->signature, &run->silent, run->absent_everywhere, {});
+                << run->silent.ToString() << " absent " << core::AllAbsent(run->absent) << "; ";
+        Complete(rank, run->key, run->signature, &run->silent, core::AllAbsent(run->absent), {});
       } else if (const auto* fail = std::get_if<core::DecidedFail>(&decided)) {
         content << "fail " << fail->key.ToString() << " " << fail->why.ToString() << "; ";
         if (fail->why.message().starts_with("join:")) {

@@ -27,7 +27,7 @@ class WatchedNode final : public StallWatch::Surroundings {
  public:
   explicit WatchedNode(int rank)
       : rank_(rank),
-        node_(Tree::Build({0, 1, 2}, 8).NodeOf(rank)),
+        node_(Tree({0, 1, 2}, 8).NodeOf(rank)),
         watch({.rank = rank,
                .stall_warning = seconds(60),
                .stall_limit = seconds(600),

@@ -52,14 +52,14 @@ std::set<int> AsSet(const RankRanges& ranks) {
 }
 
 TEST(TreeTest, OneRankIsARootWithoutChildren) {
-  const Tree::Node node = Tree::Build({17}, 8).NodeOf(0);
+  const Tree::Node node = Tree({17}, 8).NodeOf(0);
   EXPECT_EQ(node.parent, -1);
   EXPECT_TRUE(node.children.empty());
   EXPECT_EQ(node.subtree, RankRanges::Single(0));
 }
 
 TEST(TreeTest, RanksOfAHostReportToItsLowestRank) {
-  const Tree tree = Tree::Build({5, 5, 9, 9, 9}, 2);
+  const Tree tree({5, 5, 9, 9, 9}, 2);
   EXPECT_EQ(tree.NodeOf(1).parent, 0);
   EXPECT_EQ(tree.NodeOf(2).parent, 0);
   EXPECT_EQ(tree.NodeOf(4).parent, 2);
@@ -68,7 +68,7 @@ TEST(TreeTest, RanksOfAHostReportToItsLowestRank) {
 }
 
 TEST(TreeTest, LeadersFormAHeapInRankOrder) {
-  const Tree tree = Tree::Build({0, 1, 2, 3, 4, 5, 6}, 2);
+  const Tree tree({0, 1, 2, 3, 4, 5, 6}, 2);
   EXPECT_EQ(tree.NodeOf(1).children, (std::vector<int>{3, 4}));
   EXPECT_EQ(tree.NodeOf(6).parent, 2);
   EXPECT_EQ(tree.NodeOf(1).subtree.ToString(), "1, 3-4");
@@ -90,7 +90,7 @@ TEST(TreeTest, MatchesThePlainConstructionForAnyHosts) {
     }
     const auto parents = ExpectedParents(host_of_rank, arity);
     const auto subtrees = ExpectedSubtrees(parents);
-    const Tree tree = Tree::Build(host_of_rank, arity);
+    const Tree tree(host_of_rank, arity);
     ASSERT_EQ(tree.size(), size);
     for (int rank = 0; rank < size; ++rank) {
       SCOPED_TRACE("rank " + std::to_string(rank) + " of " + std::to_string(size));
@@ -121,7 +121,7 @@ TEST(TreeTest, LargeWorldsHaveSmallNodes) {
       for (int rank = 0; rank < kSize; ++rank) {
         host_of_rank[static_cast<std::size_t>(rank)] = rank / ranks_per_host;
       }
-      const Tree tree = Tree::Build(host_of_rank, arity);
+      const Tree tree(host_of_rank, arity);
       std::int64_t edges = 0;
       std::size_t most_ranges = 0;
       for (int rank = 0; rank < kSize; ++rank) {
@@ -143,7 +143,7 @@ TEST(TreeTest, LargeWorldsPlacedRoundRobinAreBuiltTheSameWay) {
   for (int rank = 0; rank < kSize; ++rank) {
     host_of_rank[static_cast<std::size_t>(rank)] = rank % kHosts;
   }
-  const Tree tree = Tree::Build(host_of_rank, 8);
+  const Tree tree(host_of_rank, 8);
   EXPECT_EQ(tree.NodeOf(0).subtree, RankRanges::Span(0, kSize - 1));
   EXPECT_EQ(tree.NodeOf(kHosts - 1).subtree.Count(), kSize / kHosts);
   EXPECT_EQ(tree.NodeOf(kSize - 1).parent, kHosts - 1);

@@ -27,12 +27,5 @@ TEST(ShellTextTest, WhatIsQuotedReadsBack) {
   EXPECT_EQ(ShellQuoted("$HOME"), "'$HOME'");
 }
 
-TEST(ShellTextTest, NumbersAreWholeAndInBounds) {
-  EXPECT_EQ(NumberFrom<int>("12", 1, 12), 12);
-  for (const char* text : {"", "0", "13", "1x", " 1", "1.0", "+1", "99999999999999999999"}) {
-    EXPECT_EQ(NumberFrom<int>(text, 1, 12), std::nullopt) << text;
-  }
-}
-
 }  // namespace
 }  // namespace sirtaki::launch

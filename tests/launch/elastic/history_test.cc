@@ -12,6 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using Kind = GenerationNote::Kind;
+
 class HistoryTest : public testing::Test {
  protected:
   HistoryTest() {
@@ -30,10 +32,10 @@ TEST_F(HistoryTest, LiesWhereTheRanksWrite) {
   LaunchOptions options;
   options.knobs["SIRTAKI_FLIGHT_RECORDS"] = (folder_ / "records").string();
   History history(options, {{"HOROVOD_TIMELINE", (folder_ / "traces").string()}});
-  history.NoteDecided(1, {{0, "h1"}}, core::TimePoint());
+  history.Write({.kind = Kind::kDecided, .generation = 1, .workers = {0}, .on = {"h1"}});
   EXPECT_TRUE(Has("traces/generations.jsonl"));
   EXPECT_FALSE(Has("records/generations.jsonl")) << "there is nothing to explain";
-  history.NoteOver(1, "worker 0 is lost", core::TimePoint());
+  history.Write({.kind = Kind::kOver, .generation = 1, .text = "worker 0 is lost"});
   EXPECT_TRUE(Has("records/generations.jsonl"));
 }
 
@@ -42,7 +44,7 @@ TEST_F(HistoryTest, IsBesideATimelineOfOneFileAndNowhereIfItIsSwitchedOff) {
   options.knobs["SIRTAKI_FLIGHT_RECORDS"] = "off";
   options.knobs["SIRTAKI_TIMELINE"] = (folder_ / "one" / "trace.json").string();
   History history(options, {});
-  history.NoteOver(1, "worker 0 is lost", core::TimePoint());
+  history.Write({.kind = Kind::kOver, .generation = 1, .text = "worker 0 is lost"});
   EXPECT_TRUE(Has("one/generations.jsonl"));
   const auto files = fs::recursive_directory_iterator(folder_);
   EXPECT_EQ(std::count_if(begin(files), end(files),

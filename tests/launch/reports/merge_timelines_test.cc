@@ -46,10 +46,10 @@ class MergeTimelinesTest : public testing::Test {
     return marks;
   }
   core::Status Merge() {
-    std::vector<std::string> paths;
+    std::vector<TimelinePart> parts;
     notes_.clear();
-    core::Status status = FindTimelines(folder_.string(), &paths, &notes_);
-    return status.ok() ? MergeTimelines(paths, Path("all.json")) : status;
+    core::Status status = FindTimelines(folder_.string(), &parts, &notes_);
+    return status.ok() ? MergeTimelines(parts, {}, Path("all.json")) : status;
   }
 
   std::filesystem::path folder_;
@@ -66,8 +66,10 @@ TEST_F(MergeTimelinesTest, HoldsTheLinesOfAllRanks) {
 
 TEST_F(MergeTimelinesTest, RanksAreInOrder) {
   for (const int rank : {10, 2, 0}) WriteRank(rank, 1);
+  std::vector<TimelinePart> parts;
+  ASSERT_TRUE(FindTimelines(folder_.string(), &parts, &notes_).ok());
   std::vector<std::string> paths;
-  ASSERT_TRUE(FindTimelines(folder_.string(), &paths, &notes_).ok());
+  for (const TimelinePart& part : parts) paths.push_back(part.path);
   EXPECT_EQ(paths, (std::vector<std::string>{Path("rank-0.json"), Path("rank-2.json"),
                                              Path("rank-10.json")}));
 }
@@ -125,7 +127,9 @@ TEST_F(MergeTimelinesTest, WhatWasThereStaysIfItFails) {
   ASSERT_TRUE(Merge().ok());
   std::ofstream(Path("rank-1.json")) << "[\n{},\nhello\n]\n";
   WriteRank(0, 9);
-  EXPECT_FALSE(MergeTimelines({Path("rank-0.json"), Path("rank-1.json")}, Path("all.json")).ok());
+  EXPECT_FALSE(MergeTimelines({{.path = Path("rank-0.json")}, {.path = Path("rank-1.json")}}, {},
+                              Path("all.json"))
+                   .ok());
   EXPECT_EQ(Marks(0), 1);
   using Entries = std::filesystem::directory_iterator;
   EXPECT_EQ(std::distance(Entries(folder_), Entries()), 3);
@@ -133,14 +137,15 @@ TEST_F(MergeTimelinesTest, WhatWasThereStaysIfItFails) {
 
 TEST_F(MergeTimelinesTest, AFolderWithoutAnyIsNamed) {
   EXPECT_EQ(Merge().message(), folder_.string() + ": holds no rank-<number>.json");
-  std::vector<std::string> paths;
-  EXPECT_NE(FindTimelines(Path("none"), &paths, &notes_).message().find(Path("none")),
+  std::vector<TimelinePart> parts;
+  EXPECT_NE(FindTimelines(Path("none"), &parts, &notes_).message().find(Path("none")),
             std::string::npos);
 }
 
 TEST_F(MergeTimelinesTest, NoTimelineIsOverwritten) {
   WriteRank(0, 3);
-  const core::Status status = MergeTimelines({Path("rank-0.json")}, Path("rank-0.json"));
+  const core::Status status =
+      MergeTimelines({{.path = Path("rank-0.json")}}, {}, Path("rank-0.json"));
   EXPECT_NE(status.message().find("is itself one of the timelines"), std::string::npos);
   EXPECT_GT(std::filesystem::file_size(Path("rank-0.json")), 100U);
 }

@@ -57,7 +57,7 @@ static_assert(!Called<int (*)(void*), int (*)(std::size_t)>::Alike());
 // Every function of the two tables.
 // clang-format off
 #define SIRTAKI_EACH_RUNTIME_FUNCTION(X)                                                          \
-  X(RuntimeGetVersion) X(GetDeviceCount) X(SetDevice) X(DeviceGetPCIBusId) X(GetErrorName)        \
+  X(RuntimeGetVersion) X(GetDeviceCount) X(SetDevice) X(GetErrorName)                             \
   X(GetErrorString) X(GetLastError) X(DeviceGetStreamPriorityRange) X(StreamCreateWithPriority)   \
   X(StreamDestroy) X(StreamWaitEvent) X(StreamIsCapturing) X(ThreadExchangeStreamCaptureMode)     \
   X(EventCreateWithFlags) X(EventRecord) X(EventQuery) X(EventDestroy) X(MemcpyAsync)             \

@@ -110,13 +110,6 @@ TEST(GroupRunFailureTest, ARootThatHasJoinedIsAFailure) {
   }
 }
 
-TEST(GroupRunFailureTest, WorkOfARankThatIsSaidToHaveJoinedIsAFailure) {
-  const RunCase c{.signature = {.shape = {4}}};
-  const std::vector<Status> statuses =
-      Spoiled(1, c, [](int, core::RunItem& item) { item.silent = RankRanges{0}; });
-  EXPECT_EQ(statuses[0].code(), core::StatusCode::kProtocol);
-}
-
 TEST(GroupRunFailureTest, WhatBelongsInNoLaneIsRefused) {
   for (const OpKind kind : {OpKind::kMakeArena, OpKind::kSend}) {
     const RunCase c{.signature = {.kind = kind, .shape = {1}}};

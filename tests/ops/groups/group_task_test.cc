@@ -83,13 +83,11 @@ TEST(MakeGroupsTest, AGroupThatFailsFailsItsCalls) {
 
 TEST(MakeGroupsTest, WhatNoRankHasIsCompleteAndInNoGroup) {
   core::RunItem single = CallOf("a", {1});
-  single.absent_everywhere = true;
+  single.absent = {true};
   core::RunItem bucket = CallOf("b", {1, 2});
-  bucket.absent_everywhere = true;
-  core::RunItem parts = CallOf("c", {1, 2});
-  parts.absent = {true, true};
-  const core::HandlePtr handles[] = {single.work->handle, bucket.work->handle, parts.work->handle};
-  EXPECT_TRUE(MakeAll({std::move(single), std::move(bucket), std::move(parts)}).empty());
+  bucket.absent = {true, true};
+  const core::HandlePtr handles[] = {single.work->handle, bucket.work->handle};
+  EXPECT_TRUE(MakeAll({std::move(single), std::move(bucket)}).empty());
   for (const core::HandlePtr& handle : handles) {
     ASSERT_TRUE(handle->done());
     EXPECT_TRUE(handle->status().ok());

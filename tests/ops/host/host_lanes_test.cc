@@ -510,7 +510,7 @@ TEST_P(HostLanesTest, WhatNobodyHasCompletesAtOnce) {
     Side side;
     RunBatch batch = SmallBatch(size());
     batch.items.push_back(MakeItem(c, "w", rank, side));
-    batch.items[0].absent_everywhere = true;
+    batch.items[0].absent = {true};
     lanes.Start(std::move(batch), core::Clock::now());
     EXPECT_TRUE(side.handle->done());
     EXPECT_TRUE(side.handle->status().ok());

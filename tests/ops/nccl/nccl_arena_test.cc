@@ -142,7 +142,7 @@ class BucketSide {
     }
     for (const core::RunItem& item : items) {
       signature->parts.push_back(item.signature);
-      whole.absent.push_back(item.absent_everywhere);
+      whole.absent.push_back(core::AllAbsent(item.absent));
       if (whole.work != nullptr) whole.work->parts.push_back(item.work);
     }
     whole.signature = std::move(signature);
@@ -434,7 +434,7 @@ TEST_F(NcclArenaTest, AHoleIsLeftAsItIs) {
     const ArenaPtr arena = MakeArena(rank);
     BucketSide bucket(rank, arena);
     bucket.Write(static_cast<float>(1 + 2 * number));
-    bucket.items[1].absent_everywhere = true;
+    bucket.items[1].absent = {true};
     bucket.Run(rank);
     EXPECT_EQ(bucket.Result(0), Of(kCounts[0], 2));
     EXPECT_EQ(bucket.Result(1), Of(kCounts[1], static_cast<float>(2 + 2 * number)));

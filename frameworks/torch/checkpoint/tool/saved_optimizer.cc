@@ -15,7 +15,6 @@
 
 #include <functional>
 #include <map>
-#include <sstream>
 #include <stdexcept>
 
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
@@ -36,10 +35,9 @@ template <class Part>
 Items SavedItems(const Part& part) {
   OutputArchive saved;
   part.serialize(saved);
-  std::stringstream stream;
-  saved.save_to(stream);
+  const std::string bytes = BytesOf(saved);
   InputArchive archive;
-  archive.load_from(stream);
+  archive.load_from(bytes.data(), bytes.size());
   return ItemsOf(archive);
 }
 
