@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "core/machine/cores.h"
 #include "launch/base/build_facts.h"
 #include "launch/base/child.h"
+#include "launch/base/numbered_files.h"
 #include "launch/base/shell_text.h"
 #include "launch/checks/check_build.h"
 #include "launch/checks/check_hosts.h"
@@ -100,6 +102,12 @@ int ExplainRecords(const std::string& folder) {
   std::vector<std::string> notes;
   status = ReadRecords(folder, &records, &notes);
   if (!status.ok() && generations.empty()) return Complain(status);
+  const std::string before = folder + "/previous";
+  if (std::map<int, std::string> paths; FindNumbered(before, "flight-", &paths).ok()) {
+    notes.push_back(
+        "records that these ranks had written before are told of by sirtakirun --explain " +
+        before);
+  }
   PrintNotes(notes);
   return Print(GenerationsText(generations) + (status.ok() ? Explain(std::move(records)) : ""));
 }

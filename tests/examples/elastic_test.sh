@@ -26,7 +26,8 @@ grep -qE '^[0-9-]+ [0-9:.]+ sirtakirun: generation 1 is over: ' "$scratch/output
 
 code=0
 "$sirtakirun" --explain "$scratch/records" >"$scratch/output" 2>&1 || code=$?
-expect 0 "--explain" "1: 3 ranks: workers 0-2" "later: worker 0 on host" "died of SIGKILL" "2: 2 ranks: workers 1-2"
+expect 0 "--explain" "1: 3 ranks: workers 0-2" "later: worker 0 on host" "died of SIGKILL" "2: 2 ranks: workers 1-2" \
+  "sirtakirun --explain $scratch/records/previous"
 "$sirtakirun" --merge-timelines "$scratch/traces" >"$scratch/output" 2>&1 || code=$?
 expect 0 "--merge-timelines" "workers in"
 grep -q '"name":"worker 1 on ' "$scratch/traces/timeline.json" || fail "the timeline has no worker 1"
