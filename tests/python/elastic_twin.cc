@@ -3,6 +3,7 @@
 //
 //   elastic_twin FILE [MODE | GENERATIONS]   GENERATIONS: it makes that many by itself, and looks at
 //                                            what they leave behind
+#include <malloc.h>
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -174,7 +175,7 @@ void check(const torch::Tensor& trained, std::int64_t filled) {
 }
 
 // Makes generations, and looks at what they leave in this process: the least of some that follow each
-// other, since an allocator gives back what is free when it likes.
+// other.
 class Leaves {
  public:
   explicit Leaves(int generations) : generations_(generations) {}
@@ -207,6 +208,7 @@ class Leaves {
       for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator(folder)) ++count;
       return count;
     };
+    malloc_trim(0);  // an allocator gives back what is free when it likes
     std::int64_t mappings = 0;
     std::string line;
     for (std::ifstream maps("/proc/self/maps"); std::getline(maps, line);) ++mappings;
