@@ -342,10 +342,7 @@ class ElasticJob {
       if (!notice.text.empty()) {
         news_.TellOver(notice.generation, FailureName(worker, notice) + ": " + notice.text, now);
       } else if (change_.generation == notice.generation) {  // the first that leaves for it
-        news_.history().Write({.kind = GenerationNote::Kind::kOver,
-                               .generation = notice.generation,
-                               .at = now,
-                               .text = std::exchange(change_, {}).why});
+        news_.NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now);
@@ -443,10 +440,7 @@ class ElasticJob {
     if (is_ending()) return;
     code_ = code;
     why_ = why;
-    news_.history().Write({.kind = GenerationNote::Kind::kEnded,
-                           .generation = membership_.generation(),
-                           .at = Clock::now(),
-                           .text = why.empty() ? "the program has ended" : why});
+    news_.NoteEnd(membership_.generation(), why, Clock::now());
     end_by_ = Clock::now() + kEndTime;
     AdoptOrphans();
     output_.FinishLauncher();

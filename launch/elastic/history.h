@@ -20,8 +20,8 @@ class History {
   // is an earlier job's, and is replaced.
   History(const LaunchOptions& options, const core::EnvironmentView& env);
 
-  // Write adds a note; one without a host gets that of sirtakirun. A worker that is gone belongs to the generation in whose time
-  // it went; 0: before the first one.
+  // Write adds a note; one without a host gets that of sirtakirun. A worker that is gone belongs to the
+  // generation in whose time it went; 0: before the first one.
   void Write(GenerationNote note);
 
  private:

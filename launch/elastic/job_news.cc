@@ -65,8 +65,19 @@ void JobNews::NoteFailure(TimePoint now) { over_at_ = std::min(over_at_, now); }
 void JobNews::TellOver(int generation, const std::string& why, TimePoint now) {
   if (generation == 0 || std::exchange(told_over_, generation) == generation) return;
   NoteFailure(now);
-  history_.Write({.kind = NoteKind::kOver, .generation = generation, .at = over_at_, .text = why});
+  NoteOver(generation, why, over_at_);
   Say("generation " + std::to_string(generation) + " is over: " + why);
+}
+
+void JobNews::NoteOver(int generation, const std::string& why, TimePoint at) {
+  history_.Write({.kind = NoteKind::kOver, .generation = generation, .at = at, .text = why});
+}
+
+void JobNews::NoteEnd(int generation, const std::string& why, TimePoint at) {
+  history_.Write({.kind = NoteKind::kEnded,
+                  .generation = generation,
+                  .at = at,
+                  .text = why.empty() ? "the program has ended" : why});
 }
 
 void JobNews::TellLeft(const Generation::Member& worker, const std::string& how, TimePoint now) {

@@ -22,7 +22,6 @@ class JobNews {
       : output_(output), history_(options, env) {}
 
   void Say(const std::string& text) const;  // a line of sirtakirun's
-  History& history() { return history_; }
 
   // The course of a generation: it is decided, all have joined it, all have its state, a member leaves
   // it because it has failed, it is over.
@@ -32,6 +31,10 @@ class JobNews {
   void TellTrains(int generation, WorkerId with_state_of, core::TimePoint now);
   void NoteFailure(core::TimePoint now);
   void TellOver(int generation, const std::string& why, core::TimePoint now);
+  // NoteOver and NoteEnd write into the history what has its line elsewhere: a generation is over, the
+  // job ends (`why`: empty if all is well).
+  void NoteOver(int generation, const std::string& why, core::TimePoint at);
+  void NoteEnd(int generation, const std::string& why, core::TimePoint at);
 
   // A worker is gone in the time of the generation that was told last.
   void TellLeft(const Generation::Member& worker, const std::string& how, core::TimePoint now);

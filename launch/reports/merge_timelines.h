@@ -33,15 +33,15 @@ struct TimelinePart {
   core::Duration later{};  // is added to its times
 };
 
-// FindTimelines finds the files "rank-<number>.json" of a folder, by number, that are of the same run as the first of
-// them: an earlier run of more ranks has left others. `notes` says, a line each, which were left
-// out. kInvalidArgument if there are none.
+// FindTimelines finds the files "rank-<number>.json" of a folder, by number, that are of the same run as
+// the first of them: an earlier run of more ranks has left others. `notes` says, a line each, which were
+// left out. kInvalidArgument if there are none.
 core::Status FindTimelines(const std::string& folder, std::vector<TimelinePart>* parts,
                            std::vector<std::string>* notes);
 
-// MergeTimelines writes these objects of JSON and the lines of all parts to `output`, which has all of them, or, whatever
-// happens, what it had before. A last line that was cut off is left out; kInvalidArgument, with file and
-// line, for any other that is none of a timeline.
+// MergeTimelines writes these objects of JSON and the lines of all parts to `output`, which has all of
+// them, or, whatever happens, what it had before. A last line that was cut off is left out;
+// kInvalidArgument, with file and line, for any other that is none of a timeline.
 core::Status MergeTimelines(const std::vector<TimelinePart>& parts,
                             const std::vector<std::string>& objects, const std::string& output);
 

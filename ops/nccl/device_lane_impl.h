@@ -82,7 +82,8 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status Launch(const DeviceTask& task, cuda::EventPtr* inputs);
-  // BounceThroughHost returns when the results are in the tensors. Errors: those of CUDA, and of the host's part.
+  // BounceThroughHost returns when the results are in the tensors. Errors: those of CUDA, and of the
+  // host's part.
   core::Status BounceThroughHost(const GroupTask& group, HostBounce& bounce);
   core::Status MarkEnd(InFlight launched);
   core::Status Meet(const DeviceTask& task);

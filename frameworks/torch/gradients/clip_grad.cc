@@ -121,9 +121,9 @@ double detail::NormOfGradients(torch::optim::Optimizer& optimizer, double norm_t
                          : "norm_type is " + std::to_string(norm_type) +
                                "; with parameters that are split over ranks it has to be above 0");
   }
-  // The copies of a stage ask each other whatever they have.
-  const bool asks = of_shards || !split_sets.empty() || IsOfAStage(optimizer);
-  if (!asks && GradientsOf(optimizer).empty()) return 0;
+  const bool has_none = !of_shards && split_sets.empty() && GradientsOf(optimizer).empty();
+  if (has_none && !IsOfAStage(optimizer))
+    return 0;  // the copies of a stage ask each other all the same
   const auto counted = [&](const detail::TensorSplit* split) {
     return GradientsOf(optimizer, [&](const at::Tensor& parameter) {
       return IsOf(parameter, split) && (!counts || counts(parameter));
