@@ -31,8 +31,8 @@ struct Command {
   bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
   bool outlives = false;   // this process, if that dies
   int input = 0;           // the descriptor that is its standard input
-  static constexpr int kNoInput =
-      -1;  // as `input`, which a descriptor that failed to open is too: /dev/null
+  // As `input`: /dev/null. A descriptor that could not be opened has this number too.
+  static constexpr int kNoInput = -1;
 };
 
 class Child {
