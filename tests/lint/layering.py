@@ -52,6 +52,7 @@ ROOMS = {
     "fmt": ("core/base/log.cc",),
     "xxhash.h": ("core/base/digest.cc",),
 }
+NUMPY = re.compile(r"^\s*(import|from) numpy\b|\.numpy\(\)")
 MPI_CALL = re.compile(r"\b(MPI_(?!Comm_(?:[cf]2[cf]|toint|fromint))[A-Z][a-z]\w*)\(")
 MPI_WATCH = "tests/support/mpi_interpose.cc"
 
@@ -131,6 +132,10 @@ def main():
                     why = "only core/base/environment.cc reads the environment"
             if why:
                 findings.append(f"{name}:{number}: {text.strip()}\n    {why}")
+    for name in tree.files(top, (".py",)):
+        if name.startswith(PYTHON):
+            findings += [f"{name}:{number}: {text.strip()}\n    the torch wheel does without NumPy, and so does the package"
+                         for number, text in tree.lines(top, name) if NUMPY.search(text)]
     tree.report("lint.layering", len(names), findings)
 
 

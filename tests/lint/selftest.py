@@ -68,6 +68,7 @@ BAD = [
     ("layering.py", "core/engine/engine.cc", "#include <nlohmann/json.hpp>\n"),
     ("layering.py", "core/config/config.cc", "#include <boost/program_options.hpp>\n"),
     ("layering.py", "session/session.cc", "#include <yaml-cpp/yaml.h>\n"),
+    ("layering.py", "frameworks/python/sirtaki/torch/state.py", "data = tensor.numpy().tobytes()\n"),
     ("words.py", "docs/notes.md", f"see {MACHINE_PATH}\n"),
     ("format.py", "core/base/status.h", "int  f( ) ;\n"),
     ("dockerfile.py", DOCKERFILE, "FROM debian:12\nRUN if true; then \\\n true\n"),

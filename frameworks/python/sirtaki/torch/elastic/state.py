@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import hashlib
 import itertools
@@ -347,8 +348,9 @@ class TorchState(ObjectState):
             return _dumps((states, [handler.value.state_dict() for handler in others], self._now()))
 
         data, error = packed(give) if is_root else (b"", None)
-        data = hvd.allgather(torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else torch.empty(0, dtype=torch.uint8),
-                             name="sirtaki/elastic state").numpy().tobytes()
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else torch.empty(0, dtype=torch.uint8)
+        received = hvd.allgather(sent, name="sirtaki/elastic state")
+        data = ctypes.string_at(received.data_ptr(), received.numel())  # a tensor's own bytes() needs NumPy
         if error is not None:
             raise error
         saved = unpacked(data, self._root_rank)  # raises on all others where the root has raised
