@@ -44,7 +44,13 @@ void AppendHex(std::uint8_t byte, std::string* out) {
 }
 
 void AppendEscaped(std::string_view text, bool in_quotes, std::string* out) {
+  const auto is_plain = [](char c) { return c >= ' ' && c < '\x7f' && c != '"' && c != '\\'; };
   for (std::size_t at = 0; at < text.size();) {
+    const auto from = text.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto until = std::find_if_not(from, text.end(), is_plain);
+    out->append(from, until);
+    at += static_cast<std::size_t>(until - from);
+    if (at == text.size()) break;
     const std::size_t length = CharacterLength(text, at);
     const std::uint8_t byte = ByteAt(text, at);
     // C2 80 to C2 9F are control characters too, as some terminals see it.
@@ -107,7 +113,8 @@ std::string Quoted(std::string_view name) {
   std::string out = "\"";
   if (name.size() <= kLongestShown) {
     AppendEscaped(name, /*in_quotes=*/true, &out);
-    return out + "\"";
+    out += '"';
+    return out;
   }
   // The cut is moved so that it is not in the middle of a character.
   std::size_t head = kShownHead;

@@ -88,9 +88,9 @@ std::string_view WordsOf(std::string_view name) {
 Name::Name(std::string text) {
   if (text.empty()) return;
   const std::size_t hash = std::hash<std::string>{}(text);
-  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
-    return c >= ' ' && c < '\x7f' && c != '"' && c != '\\';
-  });
+  const bool plain = WordsOf(text).empty() && std::all_of(text.begin(), text.end(), [](char c) {
+                       return c >= ' ' && c < '\x7f' && c != '"' && c != '\\';
+                     });
   shared_ = std::make_shared<const Shared>(Shared{std::move(text), hash, plain});
 }
 

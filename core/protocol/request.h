@@ -25,7 +25,8 @@ class Name {
   const std::string& text() const { return shared_ == nullptr ? Nothing() : shared_->text; }
   std::size_t hash() const { return shared_ == nullptr ? 0 : shared_->hash; }
   bool empty() const { return shared_ == nullptr; }
-  // Whether it is printable ASCII without quotes and backslashes, so that texts show it as it is.
+  // Whether it is a program's, of printable ASCII without quotes and backslashes, so that texts show
+  // it as it is.
   bool plain() const { return shared_ != nullptr && shared_->plain; }
   bool operator==(const Name& other) const {
     return shared_ == other.shared_ || (hash() == other.hash() && text() == other.text());

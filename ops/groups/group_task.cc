@@ -1,5 +1,6 @@
 #include "ops/groups/group_task.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace sirtaki::ops {
@@ -7,10 +8,11 @@ namespace sirtaki::ops {
 std::string GroupTask::ToString() const {
   std::string text(core::OpKindName(signature().kind));
   if (items.size() == 1) {
-    text += " of " + key().ToString();
+    text.append(" of ");
   } else {
-    text += " of " + std::to_string(items.size()) + " tensors from " + key().ToString();
+    text.append(" of ").append(std::to_string(items.size())).append(" tensors from ");
   }
+  text += key().ToString();
   if (signature().device == core::DeviceKind::kCuda) {
     return text + " (GPU slot " + std::to_string(signature().slot) + ")";
   }
@@ -68,6 +70,7 @@ std::vector<std::shared_ptr<GroupTask>> MakeGroups(core::RunBatch batch, bool de
     group->since = now;
     group->limits = batch.limits;
     group->items.reserve(planned.places.size());
+    group->calls.reserve(std::min(planned.places.size(), batch.items.size()));
     std::size_t last = batch.items.size();
     for (const fusion::Place place : planned.places) {
       AddItem(batch.items[place.item], place.part, place.item != last, group.get());

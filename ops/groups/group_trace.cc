@@ -20,18 +20,18 @@ GroupTrace::GroupTrace(core::trace::ObserverPtr observer, const GroupTask& task,
   event_.count = static_cast<std::uint32_t>(task.items.size());
   event_.bytes = task.InputBytes();
   kind_ = task.signature().kind;
-  what_ = task.ToString();
+  event_.SetText(task.ToString());
   begin_ = core::Clock::now();
   const core::TimePoint since = std::min(task.since, begin_);
   if (counts_) observer_->metrics.Add(Metric::kQueueTime, begin_ - since);
   transfers_ = counts_ && track != core::trace::Track::kDevice;
   if (transfers_) observer_->metrics.communication().BeginTransfer(begin_);
-  Add(EventKind::kQueue, what_, since, begin_);
-  Add(EventKind::kBegin, what_, begin_, begin_);
+  Add(EventKind::kQueue, since, begin_);
+  Add(EventKind::kBegin, begin_, begin_);
 }
 
 GroupTrace::~GroupTrace() {
-  if (observer_ != nullptr) EndTransfer(core::Clock::now());
+  if (observer_ != nullptr && transfers_) EndTransfer(core::Clock::now());
 }
 
 void GroupTrace::EndTransfer(core::TimePoint now) {
@@ -53,13 +53,15 @@ void GroupTrace::EndPhase(core::TimePoint now) {
                         : phase_ == EventKind::kMove ? Metric::kMoveTime
                                                      : Metric::kUnpackTime;
   if (counts_) observer_->metrics.Add(metric, now - phase_begin_);
-  if (observer_->detail.load(std::memory_order_relaxed)) Add(phase_, backend_, phase_begin_, now);
+  if (observer_->detail.load(std::memory_order_relaxed)) {
+    AddDetail(phase_, backend_, phase_begin_, now);
+  }
   phase_ = kNothing;
 }
 
 void GroupTrace::Awaited(core::TimePoint begin, core::TimePoint end) {
   if (observer_ == nullptr || !observer_->detail.load(std::memory_order_relaxed)) return;
-  Add(EventKind::kWait, {}, begin, end);
+  AddDetail(EventKind::kWait, {}, begin, end);
 }
 
 void GroupTrace::Moved(std::string_view backend, core::TimePoint begin, core::TimePoint end) {
@@ -75,14 +77,21 @@ void GroupTrace::Finish(core::TimePoint begin) {
   const core::TimePoint now = core::Clock::now();
   EndPhase(now);
   EndTransfer(now);
-  Add(EventKind::kFinish, what_, std::max(begin, begin_), now);
+  Add(EventKind::kFinish, std::max(begin, begin_), now);
   if (!counts_) return;
   observer_->metrics.AddGroup(kind_, event_.count, event_.bytes);
   if (event_.track == core::trace::Track::kDevice) observer_->metrics.Add(Metric::kDeviceGroups);
 }
 
-void GroupTrace::Add(EventKind kind, std::string_view text, core::TimePoint begin,
-                     core::TimePoint end) {
+void GroupTrace::Add(EventKind kind, core::TimePoint begin, core::TimePoint end) {
+  event_.kind = kind;
+  event_.begin = begin;
+  event_.end = end;
+  observer_->recorder.Add(event_);
+}
+
+void GroupTrace::AddDetail(EventKind kind, std::string_view text, core::TimePoint begin,
+                           core::TimePoint end) {
   core::trace::Event event = event_;
   event.kind = kind;
   event.begin = begin;

@@ -2,7 +2,6 @@
 // how long it was packed, moved and unpacked, and when, if detail is wanted.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "core/base/types.h"
@@ -47,14 +46,14 @@ class GroupTrace {
   void EndTransfer(core::TimePoint now);
   void Enter(EventKind phase, std::string_view backend);
   void EndPhase(core::TimePoint now);
-  void Add(EventKind kind, std::string_view text, core::TimePoint begin, core::TimePoint end);
+  void Add(EventKind kind, core::TimePoint begin, core::TimePoint end);
+  void AddDetail(EventKind kind, std::string_view text, core::TimePoint begin, core::TimePoint end);
 
   core::trace::ObserverPtr observer_;  // null as well in what was moved from
   bool counts_ = true;                 // false: only its events are kept
   bool transfers_ = false;             // data on the host, as the clock of communication has it
-  core::trace::Event event_;           // what all of its events have
+  core::trace::Event event_;           // the last one; all have its text, but for details
   core::OpKind kind_ = core::OpKind::kAllReduce;
-  std::string what_;
   core::TimePoint begin_{};
   EventKind phase_ = kNothing;
   core::TimePoint phase_begin_{};

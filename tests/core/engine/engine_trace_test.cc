@@ -107,7 +107,8 @@ TEST_F(EngineTraceTest, CallsAreNumberedAsTheRankMakesThem) {
 
 TEST_F(EngineTraceTest, NamesAreWrittenAsTextsHaveThem) {
   const std::string plain(Event::kTextBytes - 2, 'x');
-  for (const std::string& name : {std::string("a\"b\\c\nd"), plain, plain + "y"}) {
+  for (const std::string& name :
+       {std::string("a\"b\\c\nd"), plain, plain + "y", std::string("sirtaki/check_parameters")}) {
     const WorkPtr work = world_.Submit(0, name);
     world_.Settle();
     Event expected;
