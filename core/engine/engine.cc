@@ -325,7 +325,9 @@ bool Engine::Start(DecidedRun& run, RunBatch& batch, TimePoint now) {
   const std::size_t parts = std::max<std::size_t>(run.signature->parts.size(), 1);
   if (run.absent.size() != parts) run.absent.clear();
   if (work && !run.absent.empty()) work->handle->SetAbsentParts(run.absent);
-  batch.items.push_back({std::move(run), std::move(work)});
+  RunItem& item = batch.items.emplace_back();
+  static_cast<DecidedRun&>(item) = std::move(run);
+  item.work = std::move(work);
   return true;
 }
 

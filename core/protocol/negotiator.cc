@@ -250,7 +250,7 @@ bool Negotiator::ReceiveReady(int child, ReadyItem& item, TimePoint now) {
     Protocol(from, "a report without a request");
     return false;
   }
-  if (item.silent.ContainsAll(set->child_members(child))) {
+  if (!item.silent.empty() && item.silent.ContainsAll(set->child_members(child))) {
     Protocol(from, "a report that none of its members has made");
     return false;
   }
@@ -286,7 +286,7 @@ void Negotiator::Advance(SetState& set, PendingKey& pending) {
     Decide(set, pending);
   } else {
     pending.forwarded = true;
-    up_.push_back(*pending.key);
+    up_.push_back(&pending);
   }
 }
 
@@ -334,7 +334,8 @@ std::string Negotiator::LeftText(const RankRanges& ranks) const {
 
 void Negotiator::Decide(SetState& set, PendingKey& pending) {
   const Key& key = *pending.key;
-  const RankRanges left = pending.silent.Intersection(left_);
+  const RankRanges left =
+      pending.silent.empty() ? RankRanges() : pending.silent.Intersection(left_);
   const Variant& first = pending.variants.front();
   const SignaturePtr& signature = CollectiveOf(first.asked);
   if (!left.empty()) {

@@ -126,9 +126,10 @@ class Negotiator final : private StallWatch::Surroundings {
   std::vector<AgreedId> KnownIds(SetNumber set) const;
 
  private:
-  // An item waits to go up, in order. Of a ready one that is its key: it is written when it is taken,
-  // so that it uses ids as the table is at that moment and the acknowledgement beside it is true (10).
-  using UpItem = std::variant<Key, JoinedItem, LeftItem, StalledItem>;
+  // An item waits to go up, in order. Of a ready one that is the key in its set, which no decision
+  // ends before it is told: it is written when it is taken, so that it uses ids as the table is at
+  // that moment and the acknowledgement beside it is true (10).
+  using UpItem = std::variant<PendingKey*, JoinedItem, LeftItem, StalledItem>;
 
   // The end comes in these steps (17).
   enum class End : std::uint8_t {
@@ -191,7 +192,7 @@ class Negotiator final : private StallWatch::Surroundings {
   void CutBatch(SetState& set, std::vector<Entry> entries);
   void RememberEviction(SetState& set, const std::vector<AgreedId>& ids);
   void ForgetAcknowledged();
-  ReadyItem WriteReady(const Key& key);
+  ReadyItem WriteReady(PendingKey& pending);
   void TakeReport(std::vector<Outgoing>* outgoing);
 
   // ---- negotiator_waiting.cc: pings, the end ----

@@ -186,7 +186,7 @@ bool Negotiator::Pass(const Change& entry, DecidedBatch& decided) {
 // where it arrives.
 void Negotiator::ForgetSet(SetNumber number) {
   std::erase_if(up_, [number](const UpItem& item) {
-    if (const auto* ready = std::get_if<Key>(&item)) return ready->set == number;
+    if (const auto* ready = std::get_if<PendingKey*>(&item)) return (*ready)->key->set == number;
     if (const auto* joined = std::get_if<JoinedItem>(&item)) return joined->set == number;
     const auto* stalled = std::get_if<StalledItem>(&item);
     return stalled != nullptr && stalled->key.set == number;
@@ -225,8 +225,8 @@ bool Negotiator::ApplyRun(SetState& set, const RunEntry& run, DecidedBatch& deci
       std::get<DecidedRun>(decided.entries.emplace_back(std::in_place_type<DecidedRun>));
   started.key = *key;
   started.signature = *signature;
-  started.silent = run.silent;
-  started.absent = run.absent;
+  if (!run.silent.empty()) started.silent = run.silent;
+  if (!run.absent.empty()) started.absent = run.absent;
   return true;
 }
 
@@ -267,19 +267,18 @@ void Negotiator::ForgetAcknowledged() {
 
 // ---- what the engine takes ----
 
-ReadyItem Negotiator::WriteReady(const Key& key) {
-  SetState& set = *FindSet(key.set);
-  PendingKey& pending = *set.keys.Find(key);
+ReadyItem Negotiator::WriteReady(PendingKey& pending) {
+  const Key& key = *pending.key;
   ReadyItem item;
   item.set = key.set;
-  item.absent = pending.absent;
-  item.silent = pending.silent;
+  if (!pending.absent.empty()) item.absent = pending.absent;
+  if (!pending.silent.empty()) item.silent = pending.silent;
   item.more_variants = pending.more_variants;
   const Variant& first = pending.variants.front();
   const SignaturePtr& signature = CollectiveOf(first.asked);
   const bool all_alike = pending.variants.size() == 1 && pending.more_variants == 0;
   if (all_alike && first.invalid.empty() && signature != nullptr) {
-    item.id = set.ids.Find(key, *signature);
+    item.id = FindSet(key.set)->ids.Find(key, *signature);
   }
   if (item.id == kNoId) {
     item.key = key;
@@ -301,8 +300,8 @@ void Negotiator::TakeReport(std::vector<Outgoing>* outgoing) {
   report.ack = applied_;
   report.items.reserve(up_.size());
   for (UpItem& item : up_) {
-    if (const auto* ready = std::get_if<Key>(&item)) {
-      report.items.push_back(WriteReady(*ready));
+    if (const auto* ready = std::get_if<PendingKey*>(&item)) {
+      report.items.push_back(WriteReady(**ready));
     } else if (auto* joined = std::get_if<JoinedItem>(&item)) {
       report.items.push_back(*joined);
     } else if (auto* left = std::get_if<LeftItem>(&item)) {

@@ -11,7 +11,10 @@ void PendingKey::Merge(const Asked& asked, const std::string& invalid, const Ran
   if (same != variants.end()) {
     same->ranks.Add(ranks);
   } else if (variants.size() < kMaxVariants) {
-    variants.push_back({asked, invalid, ranks});
+    Variant& added = variants.emplace_back();
+    added.asked = asked;
+    added.invalid = invalid;
+    added.ranks = ranks;
   } else {
     ++more_variants;
   }

@@ -70,6 +70,7 @@ std::vector<int> SetState::Missing(const PendingKey& pending) const {
 bool SetState::Complete(const PendingKey& pending) const {
   if (pending.reports == 0) return false;
   if (AllReported(pending)) return true;
+  if (!joins.any() && left_.empty()) return false;  // who has not reported misses it
   return !Misses(pending, kSelf) && std::none_of(children_.begin(), children_.end(),
                                                  [&](int child) { return Misses(pending, child); });
 }

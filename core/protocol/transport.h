@@ -1,6 +1,6 @@
 // How engines exchange bytes. Implementations: the in-process hub (core/protocol/inproc_hub),
-// shared memory (ops/shm/transport) and MPI (mpi/transport). Each passes the same conformance test
-// (tests/support/transport_conformance.h).
+// shared memory (ops/shm/transport), MPI (mpi/transport) and TCP (tcp/transport). Each passes the
+// same conformance test (tests/support/transport_conformance.h).
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Moves bytes between the members of a process set. There is one backend for each way of doing it:
-// shared memory (ops/shm) and a port (ops/wire): MPI's (mpi) or threads' (ops/inproc). NCCL is not a
-// backend: it moves what lies on GPUs, in ops/nccl/device_lane. Backends must pass the same
-// conformance tests (tests/support/backend_conformance.h).
+// shared memory (ops/shm) and a port (ops/wire): MPI's (mpi), TCP's (tcp) or threads' (ops/inproc).
+// NCCL is not a backend: it moves what lies on GPUs, in ops/nccl/device_lane. Backends must pass the
+// same conformance tests (tests/support/backend_conformance.h).
 //
 // The members of a set call the same operations in the same order per lane; a lane is one line of
 // work:

@@ -87,10 +87,10 @@ bool HostLanes::Impl::StepSmall() {
          (small.empty() || small_begun - small.front().begun < Backend::kSmallAhead) &&
          !stopped()) {
     InFlight next;
-    next.task = small_queue.front();
+    next.task = std::move(small_queue.front());
     next.begun = small_begun++;
     next.staging = pool.Take();
-    // The whole group in one window, in staging memory: after a fault nobody writes to the tensors.
+    // A small group goes in one window.
     const fusion::Cutting whole{.chunk_bytes = std::numeric_limits<std::int64_t>::max()};
     next.run = GroupRun::Make({next.task.group, *next.staging, whole, stop(), options.observer});
     small_queue.pop_front();

@@ -55,7 +55,6 @@ struct Message {
     list->push_back({core::kWorldSet, P2pText(*work) + ", by NCCL", since, {}});
   }
   bool sends() const { return work->request.signature()->kind == core::OpKind::kSend; }
-  bool is_there() const { return there->load(std::memory_order_relaxed); }
   bool copies() const { return copied != nullptr && !is_copied; }
   std::int64_t bytes() const { return work->request.signature()->Bytes(); }
 };

@@ -44,7 +44,7 @@ inline std::vector<at::Tensor> RunAll(TensorCall&& call) {
   return PendingTensor::Start(std::move(call), state)->Results();
 }
 
-inline at::Tensor RunOne(TensorCall&& call) { return RunAll(std::move(call)).front(); }
+inline at::Tensor RunOne(TensorCall&& call) { return std::move(RunAll(std::move(call)).front()); }
 
 template <class AnyHandle = Handle>
 AnyHandle StartCall(TensorCall&& call) {

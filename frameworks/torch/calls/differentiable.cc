@@ -41,11 +41,15 @@ bool HasGradients(const at::Tensor& tensor) {
   return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
 }
 
-CallResults Run(const TensorCall& call, const std::shared_ptr<SessionState>& session,
+CallResults Run(TensorCall&& call, const std::shared_ptr<SessionState>& session,
                 std::uint64_t* number) {
-  const auto pending = PendingTensor::Start(TensorCall(call), session);
+  const bool has_rows = core::FirstDimensionVaries(call.kind);
+  const auto pending = PendingTensor::Start(std::move(call), session);
   *number = pending->call_number();
-  return {pending->Results(), pending->ReceivedRows()};
+  CallResults results = {pending->Results(), {}};
+  results.rows =
+      has_rows ? pending->ReceivedRows() : decltype(results.rows)(results.tensors.size());
+  return results;
 }
 
 [[noreturn]] void RefuseGradient(const Recorded& recorded) {
@@ -152,7 +156,7 @@ struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
       call.tensor = tensors.front();
     }
     std::uint64_t number = 0;
-    *results = Run(call, recorded->session, &number);
+    *results = Run(TensorCall(call), recorded->session, &number);
     recorded->gradient_name = call.name.empty()
                                   ? "#the gradient of unnamed call #" + std::to_string(number)
                                   : call.name + ".grad";
@@ -217,7 +221,7 @@ bool NeedsGraph(const TensorCall& call) {
 CallResults RunDifferentiable(TensorCall call, const std::shared_ptr<SessionState>& session) {
   call.will_wait = true;
   std::uint64_t number = 0;
-  if (!NeedsGraph(call)) return Run(call, session, &number);
+  if (!NeedsGraph(call)) return Run(std::move(call), session, &number);
   const CallMembers members = MembersOf(call.process_set, session);
   auto recorded = c10::make_intrusive<Recorded>();
   recorded->session = session;

@@ -21,7 +21,7 @@ class Pending {
   // Waits. One tensor, or those of a grouped operation; undefined for a barrier.
   virtual std::vector<at::Tensor> Results() = 0;
   // Waits. The result of an operation that is not grouped; undefined for a barrier.
-  at::Tensor Synchronize() { return Results().front(); }
+  at::Tensor Synchronize() { return std::move(Results().front()); }
   // Waits. For each of the results the rows that came from each member; empty where nothing tells.
   virtual std::vector<std::vector<std::int64_t>> ReceivedRows() = 0;
   // Calls `next` once when Poll is true, at once or on a thread that must not be held up.
