@@ -205,7 +205,7 @@ class Session {
   class Call;
 
   Session();
-  static core::Status CheckFork();  // that no ancestor of this process has called CreateMpi
+  static core::Status CheckFork();  // that no ancestor of this process has made a session
   static core::Status Create(std::unique_ptr<Medium> medium, const StartOptions& options,
                              bool is_process, std::shared_ptr<Session>* session);
   core::Status Start(std::unique_ptr<Medium> medium, const StartOptions& options,

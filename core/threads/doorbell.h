@@ -1,5 +1,5 @@
 // Where threads sleep until something happens: an enqueue, an arrival, a completion. The transports
-// that have no sleeping receive of their own (in-process, MPI) build ArmDoorbell, WaitUntil and
+// that have no sleeping receive of their own (in-process, MPI, TCP) build ArmDoorbell, WaitUntil and
 // Wake on it.
 //
 //   ticket = bell.Arm();          // 1. before the last look for work
