@@ -174,8 +174,11 @@ void Membership::TellOver(const std::string& why, TimePoint now) {
   if (told_at_ != kNever) return;
   told_at_ = now;
   const std::vector<WorkerId> left = Members();
+  if (left.empty()) return;
+  // Those that were to leave may not have given their copies of shards to the others.
+  for (auto& [id, worker] : workers_) worker.leaves = false;
   for (const WorkerId id : left) workers_.at(id).heard = workers_.at(id).stopped = false;
-  if (!left.empty()) orders_.push_back(EndGeneration{generation_, left, why});
+  orders_.push_back(EndGeneration{generation_, left, why});
 }
 
 // Those that are being started may still come, unless somebody had what was trained.
@@ -314,8 +317,10 @@ void Membership::Announce(TimePoint now) {
   announced_at_ = now;
   AnnounceChange change{generation_, why, {}};
   for (const WorkerId id : Members()) {
-    workers_.at(id).heard = false;
-    if (!IsListed(workers_.at(id))) change.leaving.push_back(id);
+    Worker& worker = workers_.at(id);
+    worker.heard = false;
+    worker.leaves = !IsListed(worker);
+    if (worker.leaves) change.leaving.push_back(id);
   }
   orders_.push_back(std::move(change));
 }

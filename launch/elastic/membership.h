@@ -132,6 +132,7 @@ class Membership {
     int member_of = 0;        // the last generation that it had a place in; 0: none yet
     bool joined = false;      // that one
     bool heard = false;       // that it is over; before, that a change was announced
+    bool leaves = false;      // the change that was announced names it
     bool stopped = false;     // when it was to hear that it is over
     core::TimePoint since{};  // it was started; then, it has asked; then, it was told to end
     core::TimePoint first_begun = kNever;  // its first generation
@@ -157,6 +158,9 @@ class Membership {
   bool IsToChange() const { return announced_at_ != kNever; }
   // It was in the generation that is over, and has asked for another one.
   bool IsSurvivor(const Worker& worker) const;
+  // A survivor whose place is listed no more keeps it for one generation if no change has told the others
+  // that it leaves: it may have a copy of a shard that only one that was lost had besides.
+  bool Stays(const Worker& survivor) const { return IsListed(survivor) || !survivor.leaves; }
   bool HasAny(State state) const;
   std::ptrdiff_t Alive() const;  // workers whose places are listed
   // Those that have trained longest come first.

@@ -93,9 +93,8 @@ std::vector<WorkerId> Membership::Candidates() const {
   std::vector<WorkerId> others;
   for (const auto& [id, worker] : workers_) {
     if (worker.state != State::kReady) continue;
-    const bool is_listed = IsListed(worker);
-    if (IsSurvivor(worker)) (is_listed ? survivors : unlisted).push_back(id);
-    if (!IsSurvivor(worker) && is_listed) others.push_back(id);
+    if (IsSurvivor(worker)) (Stays(worker) ? survivors : unlisted).push_back(id);
+    if (!IsSurvivor(worker) && IsListed(worker)) others.push_back(id);
   }
   // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
   // its group before it had taken the state.
@@ -291,7 +290,7 @@ void Membership::Begin(TimePoint now) {
     Worker& worker = workers_.at(id);
     worker.state = State::kMember;
     worker.member_of = generation_;
-    worker.joined = worker.heard = false;
+    worker.joined = worker.heard = worker.leaves = false;
     worker.suspected_at = kNever;
     worker.first_begun = std::min(worker.first_begun, now);
   }

@@ -269,11 +269,19 @@ class World {
     });
   }
   void Do(const EndWorker& order) {
+    const auto killed = processes_.find(order.worker);
+    if (order.why == "its place is listed no more" && killed != processes_.end()) {
+      const int last = static_cast<int>(begun_.size());  // the next one begins with the next order
+      const bool is_survivor = last > 0 && killed->second.asks && killed->second.was == last;
+      ASSERT_TRUE(!is_survivor || leaving_.contains(order.worker))
+          << "worker " << order.worker << " may have the only copy of a shard";
+    }
     killed_.insert(order.worker);
     At(Late(), [this, id = order.worker] { Die(id, WorkerEnd::kFailed); });
   }
   void Do(const AnnounceChange& order) {
     ASSERT_EQ(order.generation, membership_.generation());
+    leaving_ = {order.leaving.begin(), order.leaving.end()};
     for (const WorkerId id : order.leaving) {
       ASSERT_TRUE(begun_[order.generation].contains(id));
       const auto found = processes_.find(id);
@@ -299,6 +307,7 @@ class World {
     });
   }
   void Do(const EndGeneration& order) {
+    leaving_.clear();  // they have given nothing to the others
     for (const WorkerId id : order.to) {
       At(Late(), [this, id, generation = order.generation] {
         const auto found = processes_.find(id);
@@ -365,6 +374,7 @@ class World {
                 std::ranges::any_of(members, [&](WorkerId id) { return trained_.contains(id); }))
         << "it would train from nothing";
     begun_[order.generation] = members;
+    leaving_.clear();
     for (const WorkerId id : members) {
       const auto found = processes_.find(id);
       if (found == processes_.end()) continue;
@@ -480,6 +490,7 @@ class World {
   std::set<std::string> gone_;
   std::set<WorkerId> killed_;
   std::set<WorkerId> trained_;
+  std::set<WorkerId> leaving_;                // by the change that was announced
   TimePoint begun_at_ = start_;               // the last generation, or the job
   TimePoint apart_since_ = TimePoint::max();  // the first one since which none has come together
   bool has_finished_ = false;                 // a program

@@ -1027,5 +1027,55 @@ TEST(MembershipTest, OneThatAsksAfterAnotherHasFinishedMakesTheJobFail) {
 )");
 }
 
+// Others have given copies of shards to it, since nobody has told them that it leaves.
+TEST(MembershipTest, OneThatIsListedNoMoreAfterAChangeWasAnnouncedStaysUntilTheNext) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:1,b:1,c:1,d:1
+    1 ready 0,1,2,3
+    2 joined 0,1,2,3 1
+    2.1 state 0,1,2,3
+    3 hosts a:1,b:1,d:1
+    4 hosts a:1,b:1
+    5 ready 0,1,2,3
+    6 joined 0,1,3 2
+    7 ready 0,1,3)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on c:0
+0 start 3 on d:0
+1 begin 1 with 0,1,2,3
+3 announce in 1: a worker's place on host c is listed no more, leaving: 2
+5 kill 2: its place is listed no more
+5 begin 2 with 0,1,3
+6 announce in 2: a worker's place on host d is listed no more, leaving: 3
+7 kill 3: its place is listed no more
+7 begin 3 with 0,1
+)");
+}
+
+// The one that has failed had its partner on the host that is listed no more.
+TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereAnotherOneFailsBeforeItLeaves) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:1,b:1,c:1,d:1
+    1 ready 0,1,2,3
+    2 joined 0,1,2,3 1
+    2.1 state 0,1,2,3
+    3 hosts a:1,b:1,d:1
+    3.5 failed 3
+    3.6 ready 0,1,2
+    3.7 joined 0,1,2 2
+    4 ready 0,1,2)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on c:0
+0 start 3 on d:0
+1 begin 1 with 0,1,2,3
+3 announce in 1: a worker's place on host c is listed no more, leaving: 2
+3.5 end 1 for 0,1,2: worker 3 on host d: died of SIGKILL
+3.6 begin 2 with 0,1,2
+3.7 announce in 2: a worker's place on host c is listed no more, leaving: 2
+4 kill 2: its place is listed no more
+4 begin 3 with 0,1
+)");
+}
+
 }  // namespace
 }  // namespace sirtaki::launch
