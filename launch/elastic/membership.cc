@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/text.h"
+#include "core/base/words.h"
 #include "launch/elastic/membership_texts.h"
 
 namespace sirtaki::launch {
@@ -283,45 +284,33 @@ void Membership::ForgetOrphans(TimePoint now) {
   }
 }
 
-// The text is empty where no change waits, or it has to go on waiting.
-std::string Membership::ChangeThatWaits(TimePoint now) const {
-  int staying = 0;
-  int waiting = 0;
-  bool is_starting = false;
-  std::string leaves;
-  TimePoint first = kNever;
-  for (const auto& [id, worker] : workers_) {
-    const bool is_member = worker.state == State::kMember;
-    if (is_member && !worker.joined) return "";
-    if (is_member && !IsListed(worker)) leaves = worker.host;
-    if (worker.state == State::kEnding || !IsListed(worker)) continue;
-    staying += is_member ? 1 : 0;
-    is_starting = is_starting || worker.state == State::kStarting;
-    if (worker.state != State::kReady) continue;
-    ++waiting;
-    first = std::min(first, worker.since);
-  }
-  const bool may_leave = staying > 0 && staying + waiting >= limits_.min_ranks;
-  if (!leaves.empty() && may_leave)
-    return "a worker's place on host " + leaves + " is listed no more";
-  const int more = std::min(waiting, limits_.max_ranks - staying);
-  if (more <= 0 || (is_starting && now < first + kGatherTime)) return "";
-  return std::to_string(more) + (more == 1 ? " worker comes" : " workers come");
-}
-
+// A change that changes nothing would be announced again and again.
 void Membership::Announce(TimePoint now) {
   if (IsOver() || IsToChange()) return;
   if (limits_.resets && generation_ > *limits_.resets) return;  // for a failure alone
-  const std::string why = ChangeThatWaits(now);
-  if (why.empty()) return;
-  announced_at_ = now;
-  AnnounceChange change{generation_, why, {}};
-  for (const WorkerId id : Members()) {
-    Worker& worker = workers_.at(id);
-    worker.heard = false;
-    worker.leaves = !IsListed(worker);
-    if (worker.leaves) change.leaving.push_back(id);
+  const std::vector<WorkerId> chosen = Candidates();
+  AnnounceChange change{generation_, "", {}};
+  bool is_starting = false;
+  TimePoint first = kNever;  // that has asked
+  for (const auto& [id, worker] : workers_) {
+    const bool is_member = worker.state == State::kMember;
+    if (is_member && !worker.joined) return;
+    if (is_member && std::ranges::find(chosen, id) == chosen.end()) change.leaving.push_back(id);
+    if (worker.state == State::kEnding || !IsListed(worker)) continue;
+    is_starting = is_starting || worker.state == State::kStarting;
+    if (worker.state == State::kReady) first = std::min(first, worker.since);
   }
+  const std::vector<WorkerId> members = Members();
+  const auto coming = std::ssize(chosen) - std::ssize(members) + std::ssize(change.leaving);
+  if (coming == 0 && change.leaving.empty()) return;
+  if (coming > 0 && is_starting && now < first + kGatherTime) return;
+  change.why = core::CountText(coming, "worker") + (coming == 1 ? " comes" : " come");
+  for (const WorkerId id : members) workers_.at(id).heard = false;
+  for (const WorkerId id : change.leaving) {
+    workers_.at(id).leaves = true;
+    change.why = "a worker's place on host " + workers_.at(id).host + " is listed no more";
+  }
+  announced_at_ = now;
   orders_.push_back(std::move(change));
 }
 

@@ -160,7 +160,9 @@ class Membership {
   bool IsSurvivor(const Worker& worker) const;
   // A survivor whose place is listed no more keeps it for one generation if no change has told the others
   // that it leaves: it may have a copy of a shard that only one that was lost had besides.
-  bool Stays(const Worker& survivor) const { return IsListed(survivor) || !survivor.leaves; }
+  bool Stays(const Worker& survivor) const {
+    return IsListed(survivor) || (IsOver() && !survivor.leaves);
+  }
   bool HasAny(State state) const;
   std::ptrdiff_t Alive() const;  // workers whose places are listed
   // Those that have trained longest come first.
@@ -191,10 +193,10 @@ class Membership {
   void Start(core::TimePoint now);
   void Begin(core::TimePoint now);
   void Announce(core::TimePoint now);
-  std::string ChangeThatWaits(core::TimePoint now) const;
   void End(int code, std::string why);
   void EndForGood(const std::string& what);  // with the first failure's code
   std::string NamesOf(const std::vector<WorkerId>& workers) const;
+  std::string WaitsForRoom() const;
 
   const ElasticLimits limits_;
   std::map<WorkerId, Worker> workers_;

@@ -85,16 +85,20 @@ void Membership::Start(TimePoint now) {
 }
 
 // Candidates are those that have asked, at most as many as there may be: survivors first, then others.
-// One that is listed no more is taken where no other survivor is, or where there are too few. Those of
-// a host follow each other.
+// While a generation goes on its members count as survivors. Those that leave are taken where nobody else
+// has the state, or where there are too few: as many as are needed, and more where others leave places.
+// Those of a host follow each other.
 std::vector<WorkerId> Membership::Candidates() const {
   std::vector<WorkerId> survivors;
-  std::vector<WorkerId> unlisted;
+  std::vector<WorkerId> leaving;
   std::vector<WorkerId> others;
   for (const auto& [id, worker] : workers_) {
-    if (worker.state != State::kReady) continue;
-    if (IsSurvivor(worker)) (Stays(worker) ? survivors : unlisted).push_back(id);
-    if (!IsSurvivor(worker) && IsListed(worker)) others.push_back(id);
+    const bool is_member = worker.state == State::kMember && !IsOver();
+    if (is_member || IsSurvivor(worker)) {
+      (Stays(worker) ? survivors : leaving).push_back(id);
+    } else if (worker.state == State::kReady && IsListed(worker)) {
+      others.push_back(id);
+    }
   }
   // The one that has trained longest is rank 0, whose state all others take: a newer one may have lost
   // its group before it had taken the state.
@@ -103,13 +107,16 @@ std::vector<WorkerId> Membership::Candidates() const {
     return std::ranges::any_of(some, [&](WorkerId id) { return workers_.at(id).has_state; });
   };
   std::ranges::stable_sort(survivors, {}, age);
-  std::ranges::stable_sort(unlisted, {}, age);
-  const auto listed = static_cast<int>(survivors.size() + others.size());
-  const bool are_needed = survivors.empty() || listed < limits_.min_ranks ||
-                          (have_state(unlisted) && !have_state(survivors));
-  if (are_needed && !have_state(survivors)) std::swap(survivors, unlisted);
+  std::ranges::stable_sort(leaving, {}, age);
+  const bool lack_state = have_state(leaving) && !have_state(survivors);
+  auto needed = limits_.min_ranks - static_cast<std::ptrdiff_t>(survivors.size() + others.size());
+  if (survivors.empty() || lack_state) needed = std::max<std::ptrdiff_t>(needed, 1);
   std::vector<WorkerId> chosen = std::move(survivors);
-  if (are_needed) chosen.insert(chosen.end(), unlisted.begin(), unlisted.end());
+  if (needed > 0) {
+    const auto rest = leaving.begin() + std::min(needed, std::ssize(leaving));
+    chosen.insert(lack_state ? chosen.begin() : chosen.end(), leaving.begin(), rest);
+    others.insert(others.end(), rest, leaving.end());
+  }
   chosen.insert(chosen.end(), others.begin(), others.end());
   const auto most = static_cast<std::size_t>(limits_.max_ranks);
   if (chosen.size() > most) chosen.resize(most);

@@ -18,6 +18,20 @@ std::string Membership::NamesOf(const std::vector<WorkerId>& workers) const {
          (workers.size() > 1 ? " and " + std::to_string(workers.size() - 1) + " more" : "");
 }
 
+// The only worker that there may be has the state, and is to go.
+std::string Membership::WaitsForRoom() const {
+  if (limits_.max_ranks > 1) return "";
+  std::vector<WorkerId> waiting;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state == State::kReady) waiting.push_back(id);
+  }
+  const std::vector<WorkerId> members = Members();
+  if (waiting.empty() || members.empty() || IsListed(workers_.at(members.front()))) return "";
+  return "room for " + NamesOf(waiting) + ": the place of " + NamesOf(members) +
+         " is listed no more, but --max-np 1 lets no other worker take the state over from it: "
+         "--max-np 2 would";
+}
+
 Membership::Wait Membership::WaitsFor() const {
   if (ended_) return {};
   std::vector<WorkerId> starting;
@@ -55,7 +69,7 @@ Membership::Wait Membership::WaitsFor() const {
     return {NamesOf(left) + " to end: the program has ended on " + finished_first_, kNever};
   }
   if (!IsOver()) {
-    if (not_joined.empty() || begun_at_ == kNever) return {};
+    if (not_joined.empty() || begun_at_ == kNever) return {WaitsForRoom(), kNever};
     return {NamesOf(not_joined) + " to join " + generation, begun_at_ + limits_.join_timeout};
   }
   if (!members.empty()) return {NamesOf(members) + " to leave " + generation, leaves_by};

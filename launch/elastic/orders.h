@@ -26,7 +26,7 @@ struct EndWorker {
 struct AnnounceChange {
   int generation = 0;
   std::string why;
-  std::vector<WorkerId> leaving;  // the members whose places are listed no more
+  std::vector<WorkerId> leaving;  // members that get no place in it: theirs are listed no more
   bool operator==(const AnnounceChange&) const = default;
 };
 // The generation has failed: those of its members that have not asked are to be told at once, and to

@@ -58,20 +58,29 @@ class World {
       At(milliseconds(Draw(0, 20'000)), [this] { Fault(); });
     }
     Drive(start_ + seconds(20));
-    const bool stays_poor = Draw(0, 4) == 0;
+    // In the end all hosts are there, or one is and the others are lost, or these are listed no more.
+    const int end = Draw(0, 5);
+    const bool stays_poor = end == 0;
+    const bool is_left = end == 1;
     for (const std::string& host : kHosts) {
-      if (stays_poor && host != kHosts.front()) {
+      const bool is_other = host != kHosts.front();
+      if (stays_poor && is_other) {
         LoseHost(host, /*comes_back=*/false);
-        listed_.erase(host);
       } else {
         gone_.erase(host);
+      }
+      if (is_other && (stays_poor || is_left)) {
+        listed_.erase(host);
+      } else {
         listed_.insert(host);
       }
     }
+    ++changes_;
     membership_.TakeHosts(Listed(), now_);
     Carry();
     // Cooldowns are at most 8 s, starts and messages 1 s, a host's silence and the time-out 80 s.
     Drive(start_ + seconds(stays_poor ? 150 : 90));
+    if (is_left) return CheckLeft();
     Check(stays_poor ? 1 : static_cast<int>(kHosts.size()));
   }
 
@@ -110,6 +119,7 @@ class World {
       if (Draw(0, 3) != 0) listed_.insert(host);
     }
     if (listed_.empty()) listed_.insert("a");
+    ++changes_;
     membership_.TakeHosts(Listed(), now_);
     Carry();
   }
@@ -168,9 +178,11 @@ class World {
     if (found == processes_.end()) return;
     const int inside = found->second.inside;
     const bool is_gone = gone_.contains(found->second.host);
+    ++changes_;
     processes_.erase(found);
     // A host tells of its workers' ends, unless it is gone: then its silence is noticed.
     At(is_gone ? Duration(seconds(1)) : Late(), [this, id, how, is_gone] {
+      ++changes_;
       membership_.NoteEnd(id, is_gone ? WorkerEnd::kLost : how, "it", now_);
     });
     if (inside == 0) return;
@@ -259,7 +271,10 @@ class World {
     ASSERT_TRUE(listed_.contains(order.host));
     const WorkerId id = order.worker;
     if (gone_.contains(order.host)) {
-      At(Late(), [this, id] { membership_.NoteEnd(id, WorkerEnd::kFailed, "no ssh", now_); });
+      At(Late(), [this, id] {
+        ++changes_;
+        membership_.NoteEnd(id, WorkerEnd::kFailed, "no ssh", now_);
+      });
       return;
     }
     processes_[id].host = order.host;
@@ -277,11 +292,14 @@ class World {
           << "worker " << order.worker << " may have the only copy of a shard";
     }
     killed_.insert(order.worker);
+    if (order.why != "its place is listed no more") ++changes_;
     At(Late(), [this, id = order.worker] { Die(id, WorkerEnd::kFailed); });
   }
   void Do(const AnnounceChange& order) {
     ASSERT_EQ(order.generation, membership_.generation());
     leaving_ = {order.leaving.begin(), order.leaving.end()};
+    announced_in_ = order.generation;
+    changes_then_ = changes_;
     for (const WorkerId id : order.leaving) {
       ASSERT_TRUE(begun_[order.generation].contains(id));
       const auto found = processes_.find(id);
@@ -307,6 +325,7 @@ class World {
     });
   }
   void Do(const EndGeneration& order) {
+    announced_in_ = 0;
     leaving_.clear();  // they have given nothing to the others
     for (const WorkerId id : order.to) {
       At(Late(), [this, id, generation = order.generation] {
@@ -373,6 +392,9 @@ class World {
     ASSERT_TRUE(trained_.empty() ||
                 std::ranges::any_of(members, [&](WorkerId id) { return trained_.contains(id); }))
         << "it would train from nothing";
+    if (announced_in_ == order.generation - 1 && changes_then_ == changes_ && !members.empty()) {
+      ASSERT_NE(members, begun_[announced_in_]) << "a change that changes nothing was announced";
+    }
     begun_[order.generation] = members;
     leaving_.clear();
     for (const WorkerId id : members) {
@@ -454,6 +476,17 @@ class World {
     });
   }
 
+  // Nobody has a place on a host that is listed no more, where the other host has enough.
+  void CheckLeft() {
+    const bool may_change = !limits_.resets || membership_.generation() <= *limits_.resets;
+    const bool is_enough = limits_.min_ranks <= kSlots && limits_.max_ranks > 1;
+    if (ended_ || ::testing::Test::HasFatalFailure() || !may_change || !is_enough) return;
+    Check(1);
+    for (const WorkerId id : membership_.Members()) {
+      EXPECT_TRUE(listed_.contains(processes_.at(id).host)) << "worker " << id << " has not left";
+    }
+  }
+
   // Everybody who may take part does.
   void Check(int hosts) {
     if (ended_ || ::testing::Test::HasFatalFailure()) return;
@@ -491,6 +524,9 @@ class World {
   std::set<WorkerId> killed_;
   std::set<WorkerId> trained_;
   std::set<WorkerId> leaving_;                // by the change that was announced
+  int announced_in_ = 0;                      // this generation; 0: none
+  int changes_ = 0;                           // deaths, news of them, lists of hosts
+  int changes_then_ = 0;                      // when the change was announced
   TimePoint begun_at_ = start_;               // the last generation, or the job
   TimePoint apart_since_ = TimePoint::max();  // the first one since which none has come together
   bool has_finished_ = false;                 // a program

@@ -211,11 +211,11 @@ TEST(MembershipTest, TheOnlyOneWithTheStateStaysThoughItsHostIsListedNoMore) {
             R"(0 start 0 on a:0
 1 begin 1 with 0
 3 start 1 on b:0
-4 announce in 1: 1 worker comes, leaving: 0
+4 announce in 1: 1 worker comes
 4.1 begin 2 with 0,1
 4.3 end 2 for 0: worker 1 on host b has asked for another group
 4.4 begin 3 with 0,1
-4.5 announce in 3: a worker's place on host a is listed no more, leaving: 0
+4.6 announce in 3: a worker's place on host a is listed no more, leaving: 0
 5 kill 0: its place is listed no more
 5 begin 4 with 1
 )");
@@ -793,7 +793,7 @@ TEST(MembershipTest, WhoHasTheStateStaysUntilAnotherOneHasItToo) {
             R"(0 start 0 on a:0
 1 begin 1 with 0
 2 start 1 on c:0
-3 announce in 1: 1 worker comes, leaving: 0
+3 announce in 1: 1 worker comes
 4 begin 2 with 0,1
 5 announce in 2: a worker's place on host a is listed no more, leaving: 0
 6.1 kill 0: its place is listed no more
@@ -1074,6 +1074,81 @@ TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereAnotherOneFailsBeforeItLeave
 3.7 announce in 2: a worker's place on host c is listed no more, leaving: 2
 4 kill 2: its place is listed no more
 4 begin 3 with 0,1
+)");
+}
+
+// The places of all members are listed no more, and those that take over fill --max-np.
+TEST(MembershipTest, WhereAllMembersHaveToLeaveOneHandsTheStateOver) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0,1 1
+    2.1 state 0,1
+    3 hosts b:2
+    4 ready 2,3
+    5 ready 0,1
+    6 joined 0,2 2
+    7 state 2
+    8 ready 0,2
+    9 joined 2,3 3
+    9.1 state 3
+    60 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+3 start 2 on b:0
+3 start 3 on b:1
+4 announce in 1: a worker's place on host a is listed no more, leaving: 1
+5 kill 1: its place is listed no more
+5 begin 2 with 0,2
+7 announce in 2: a worker's place on host a is listed no more, leaving: 0
+8 kill 0: its place is listed no more
+8 begin 3 with 2,3
+)");
+}
+
+// With --min-np and --max-np alike as many stay as are needed.
+TEST(MembershipTest, WhereTooFewWouldStayOnlyAsManyAsAreNeededKeepTheirPlaces) {
+  EXPECT_EQ(Played(Limits(3, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    2.1 state 0,1,2
+    3 hosts b:1,c:1
+    4 ready 3
+    5 ready 0,1,2
+    6 joined 0,2,3 2
+    6.1 state 0,2,3
+    7 hosts b:1,c:2
+    8 ready 4
+    9 ready 0,2,3)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+3 start 3 on c:0
+4 announce in 1: a worker's place on host a is listed no more, leaving: 1
+5 kill 1: its place is listed no more
+5 begin 2 with 0,2,3
+7 start 4 on c:1
+8 announce in 2: a worker's place on host a is listed no more, leaving: 0
+9 kill 0: its place is listed no more
+9 begin 3 with 2,3,4
+)");
+}
+
+// The only place is that of the worker that has the state.
+TEST(MembershipTest, WhereOnePlaceIsAllThatMayBeNobodyCanTakeOver) {
+  EXPECT_EQ(Played(Limits(1, 1), R"(0 hosts a:1
+    1 ready 0
+    2 joined 0 1
+    2.1 state 0
+    3 hosts b:1
+    4 ready 1
+    5 tell
+    60 wait)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+3 start 1 on b:0
+5 waits for room for worker 1 on host b: the place of worker 0 on host a is listed no more, but --max-np 1 lets no other worker take the state over from it: --max-np 2 would
 )");
 }
 
