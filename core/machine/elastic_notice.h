@@ -2,14 +2,18 @@
 // around the program passes it on as it is: start_notice.h carries it there, a rank message from there.
 // Pure.
 //
-//   notice := kind generation rank size port text count rank…
+//   notice := kind generation rank size port count range… text
+//   range  := gap more    its first rank lies `gap` behind the last one of the range before, or behind
+//                         -1, less one; so many more ranks follow it
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
+
+#include "core/base/rank_ranges.h"
 
 namespace sirtaki::core {
 
@@ -43,11 +47,15 @@ struct ElasticNotice {
   int size = 0;
   int port = 0;
   std::string text;
-  std::vector<int> ranks;
+  RankRanges ranks;
   bool operator==(const ElasticNotice&) const = default;
 };
 
-// The text is cut where the notice would not fit into one of start_notice.h, as are the ranks.
+// A notice holds this many ranges of ranks, whatever they are.
+inline constexpr std::size_t kMostRangesOfNotice = 400;
+
+// The text is cut where the notice would not fit into one of start_notice.h. Precondition: its ranks are
+// at most kMostRangesOfNotice ranges.
 std::string Encode(const ElasticNotice& notice);
 // Nothing if the bytes are none.
 std::optional<ElasticNotice> DecodeElasticNotice(std::string_view bytes);

@@ -198,11 +198,11 @@ class ElasticJob {
   void Do(const AnnounceChange& order) {
     news_.Say("generation " + std::to_string(order.generation) + " is to change: " + order.why);
     change_ = order;
-    std::vector<int> leaving;
+    core::RankRanges leaving;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
       const WorkerId member = members_[rank].worker;
       const bool leaves = std::ranges::find(order.leaving, member) != order.leaving.end();
-      if (leaves) leaving.push_back(static_cast<int>(rank));
+      if (leaves) leaving.Add(static_cast<int>(rank));
     }
     for (const WorkerId member : membership_.Members()) {
       Tell(member, {.kind = Kind::kChange,
@@ -332,9 +332,9 @@ class ElasticJob {
   void TakeAsking(WorkerId worker, const ElasticNotice& notice, TimePoint now) {
     const bool leaves = notice.generation > 0 && notice.generation == membership_.generation();
     std::vector<WorkerId> suspects;
-    for (const int rank : notice.ranks) {
-      const bool is_known = leaves && rank < static_cast<int>(members_.size());
-      if (is_known) suspects.push_back(members_[static_cast<std::size_t>(rank)].worker);
+    for (std::size_t rank = 0; leaves && rank < members_.size(); ++rank) {
+      const bool is_lost = notice.ranks.Contains(static_cast<int>(rank));
+      if (is_lost) suspects.push_back(members_[rank].worker);
     }
     if (leaves) {
       news_.NoteFailure(now);
@@ -352,7 +352,7 @@ class ElasticJob {
   std::string FailureName(WorkerId asking, const ElasticNotice& notice) const {
     const std::string name = NameOf(asking, workers_.at(asking).host);
     const bool has_lost = !notice.ranks.empty();
-    const auto rank = static_cast<std::size_t>(has_lost ? notice.ranks.front() : notice.rank - 1);
+    const auto rank = static_cast<std::size_t>(has_lost ? notice.ranks.First() : notice.rank - 1);
     if (rank >= members_.size()) return name;  // also where none is named
     const std::string other = NameOf(members_[rank].worker, members_[rank].host);
     return has_lost ? name + " has lost " + other : other;

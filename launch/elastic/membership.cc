@@ -4,6 +4,7 @@
 
 #include "core/base/text.h"
 #include "core/base/words.h"
+#include "core/machine/elastic_notice.h"
 #include "launch/elastic/membership_texts.h"
 
 namespace sirtaki::launch {
@@ -295,17 +296,19 @@ void Membership::Announce(TimePoint now) {
   for (const auto& [id, worker] : workers_) {
     const bool is_member = worker.state == State::kMember;
     if (is_member && !worker.joined) return;
-    if (is_member && std::ranges::find(chosen, id) == chosen.end()) change.leaving.push_back(id);
+    const bool is_to_go = is_member && std::ranges::find(chosen, id) == chosen.end();
+    // Those that are not told stay until the next change.
+    if (is_to_go && change.leaving.size() < core::kMostRangesOfNotice) change.leaving.push_back(id);
     if (worker.state == State::kEnding || !IsListed(worker)) continue;
     is_starting = is_starting || worker.state == State::kStarting;
     if (worker.state == State::kReady) first = std::min(first, worker.since);
   }
-  const std::vector<WorkerId> members = Members();
-  const auto coming = std::ssize(chosen) - std::ssize(members) + std::ssize(change.leaving);
+  const auto coming = std::ranges::count_if(
+      chosen, [this](WorkerId id) { return workers_.at(id).state == State::kReady; });
   if (coming == 0 && change.leaving.empty()) return;
   if (coming > 0 && is_starting && now < first + kGatherTime) return;
   change.why = core::CountText(coming, "worker") + (coming == 1 ? " comes" : " come");
-  for (const WorkerId id : members) workers_.at(id).heard = false;
+  for (const WorkerId id : Members()) workers_.at(id).heard = false;
   for (const WorkerId id : change.leaving) {
     workers_.at(id).leaves = true;
     change.why = "a worker's place on host " + workers_.at(id).host + " is listed no more";

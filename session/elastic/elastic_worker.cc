@@ -74,7 +74,7 @@ Status ElasticWorker::Tell(const ElasticNotice& notice) const {
 
 Status ElasticWorker::WhyLeft() const { return session_ ? session_->fault() : failed_start_; }
 
-std::vector<int> ElasticWorker::LostRanks() const {
+int ElasticWorker::LostRank() const {
   const Status why = WhyLeft();
   // A group that does not begin says whom it has missed in each of these ways.
   const bool has_missed =
@@ -82,7 +82,7 @@ std::vector<int> ElasticWorker::LostRanks() const {
       (!session_ && (why.code() == StatusCode::kTimedOut || why.code() == StatusCode::kBackend));
   const int lost = has_missed ? why.origin().rank : -1;
   const bool is_one = lost >= 0 && lost < place_.size && lost != place_.rank;
-  return is_one ? std::vector<int>{lost} : std::vector<int>{};
+  return is_one ? lost : -1;
 }
 
 Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
@@ -92,7 +92,7 @@ Status ElasticWorker::Ask(const core::EnvironmentView& env, Place* place) {
   ElasticNotice notice;
   notice.kind = Kind::kAsks;
   notice.generation = place_.generation;
-  notice.ranks = LostRanks();
+  if (const int lost = LostRank(); lost >= 0) notice.ranks.Add(lost);
   const Status why = WhyLeft();
   notice.text = why.message();
   notice.rank = why.origin().rank + 1;
@@ -160,7 +160,7 @@ std::string ElasticWorker::WhyChange() const {
 
 std::vector<int> ElasticWorker::LeavingRanks() const {
   MutexLock lock(mutex_);
-  return to_change_ == place_.generation ? leaving_ : std::vector<int>();
+  return to_change_ == place_.generation ? leaving_.ToVector() : std::vector<int>();
 }
 
 int ElasticWorker::generation() const {

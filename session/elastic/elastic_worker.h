@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/base/environment.h"
+#include "core/base/rank_ranges.h"
 #include "core/base/status.h"
 #include "core/base/thread_annotations.h"
 #include "core/base/types.h"
@@ -67,7 +68,7 @@ class ElasticWorker {
   void Listen() SIRTAKI_EXCLUDES(mutex_);
   void Hear(const core::ElasticNotice& notice) SIRTAKI_EXCLUDES(mutex_);
   core::Status WhyLeft() const SIRTAKI_REQUIRES(mutex_);  // the generation
-  std::vector<int> LostRanks() const SIRTAKI_REQUIRES(mutex_);
+  int LostRank() const SIRTAKI_REQUIRES(mutex_);          // -1: none is known
   bool is_over() const SIRTAKI_REQUIRES(mutex_) {
     return place_.generation > 0 && over_ == place_.generation;
   }
@@ -83,7 +84,7 @@ class ElasticWorker {
   std::string why_over_ SIRTAKI_GUARDED_BY(mutex_);
   int to_change_ SIRTAKI_GUARDED_BY(mutex_) = 0;  // the last generation that is
   std::string why_change_ SIRTAKI_GUARDED_BY(mutex_);
-  std::vector<int> leaving_ SIRTAKI_GUARDED_BY(mutex_);
+  core::RankRanges leaving_ SIRTAKI_GUARDED_BY(mutex_);
   std::shared_ptr<Session> session_ SIRTAKI_GUARDED_BY(mutex_);  // of the generation
   std::string refused_ SIRTAKI_GUARDED_BY(mutex_);               // why this process gets no place
   core::Status failed_start_ SIRTAKI_GUARDED_BY(mutex_);

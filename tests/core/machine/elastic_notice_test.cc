@@ -26,16 +26,45 @@ TEST(ElasticNoticeTest, NoBytesAreTakenForANoticeThatAreNone) {
   EXPECT_FALSE(DecodeElasticNotice("\x7f" + bytes.substr(1)));
 }
 
-TEST(ElasticNoticeTest, WhatIsLongIsCutSoThatItFitsIntoADatagram) {
-  ElasticNotice notice{Kind::kOver, 1 << 30, 1 << 20, 1 << 20, 65535, std::string(5000, 'x'), {}};
-  notice.ranks.assign(5000, 1 << 20);
+TEST(ElasticNoticeTest, ATextThatIsLongIsCutSoThatItFitsIntoADatagram) {
+  const ElasticNotice notice{Kind::kOver, 1 << 30, 1 << 20, 1 << 20, 65535, std::string(5000, 'x'),
+                             {}};
   const std::string bytes = Encode(notice);
   EXPECT_LE(bytes.size(), kMaxNoticeText);
   const auto cut = DecodeElasticNotice(bytes);
   ASSERT_TRUE(cut);
   EXPECT_EQ(cut->text, std::string(cut->text.size(), 'x'));
   EXPECT_GT(cut->text.size(), 1000U);
-  EXPECT_GT(cut->ranks.size(), 100U);
+}
+
+TEST(ElasticNoticeTest, AllRanksThatLeaveAreTold) {
+  ElasticNotice notice{Kind::kChange, 7, 0, 0, 0, "why", RankRanges::Span(256, 511)};
+  EXPECT_EQ(DecodeElasticNotice(Encode(notice)), notice);
+  notice.ranks = RankRanges::Span(0, 1 << 20);
+  EXPECT_EQ(DecodeElasticNotice(Encode(notice)), notice);
+}
+
+// The gaps and the ranges are as long as that many can be.
+TEST(ElasticNoticeTest, AsManyRangesAsMayBeFitIntoADatagramWithSomeText) {
+  for (const int length : {1, 2, 200, 1300}) {
+    ElasticNotice notice{Kind::kChange, 1 << 30, 1 << 20, 1 << 20, 65535, std::string(5000, 'x')};
+    for (std::size_t i = 0; i < kMostRangesOfNotice; ++i) {
+      const int first = static_cast<int>(i) * 2600 + 1300;
+      notice.ranks.Add(RankRanges::Span(first, first + length - 1));
+    }
+    const std::string bytes = Encode(notice);
+    EXPECT_LE(bytes.size(), kMaxNoticeText);
+    const auto told = DecodeElasticNotice(bytes);
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->ranks, notice.ranks);
+    EXPECT_GT(told->text.size(), 200U);
+  }
+}
+
+TEST(ElasticNoticeTest, ARangeBehindTheLastRankIsNone) {
+  std::string bytes = Encode({Kind::kChange, 7, 0, 0, 0, "", {1 << 20}});
+  bytes[bytes.size() - 2] = 1;  // one more rank
+  EXPECT_FALSE(DecodeElasticNotice(bytes));
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstddef>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -1150,6 +1152,44 @@ TEST(MembershipTest, WhereOnePlaceIsAllThatMayBeNobodyCanTakeOver) {
 3 start 1 on b:0
 5 waits for room for worker 1 on host b: the place of worker 0 on host a is listed no more, but --max-np 1 lets no other worker take the state over from it: --max-np 2 would
 )");
+}
+
+TEST(MembershipTest, ThoseThatDoNotFitIntoAnAnnouncementLeaveWithTheNext) {
+  constexpr int kRanks = 1000;
+  const core::TimePoint now = core::TimePoint() + std::chrono::hours(1);
+  Membership membership(Limits(1, kRanks));
+  std::vector<std::size_t> leaving;
+  std::vector<std::size_t> sizes;
+  const auto take = [&] {
+    std::vector<WorkerId> begun;
+    for (const ElasticOrder& order : membership.TakeOrders(now)) {
+      const auto* const change = std::get_if<AnnounceChange>(&order);
+      const auto* const begin = std::get_if<BeginGeneration>(&order);
+      if (change != nullptr) leaving.push_back(change->leaving.size());
+      if (begin != nullptr) begun = begin->members;
+    }
+    if (!begun.empty()) sizes.push_back(begun.size());
+    for (const WorkerId id : begun) membership.NoteJoined(id, membership.generation());
+  };
+  membership.TakeHosts({{"a", kRanks}}, now);
+  take();
+  for (WorkerId id = 0; id < kRanks; ++id) membership.NoteReady(id, 0, {}, now);
+  take();
+  membership.TakeHosts({{"a", 100}}, now);
+  for (int generation = 1; generation < 4; ++generation) {
+    take();
+    const std::vector<WorkerId> members = membership.Members();
+    for (const WorkerId id : members) membership.NoteReady(id, generation, {}, now);
+    take();
+    std::set<WorkerId> gone(members.begin(), members.end());
+    for (const WorkerId id : membership.Members()) gone.erase(id);
+    for (const WorkerId id : gone) {
+      membership.NoteEnd(id, WorkerEnd::kFailed, "it was killed", now);
+    }
+    take();
+  }
+  EXPECT_EQ(leaving, (std::vector<std::size_t>{400, 400, 100}));
+  EXPECT_EQ(sizes, (std::vector<std::size_t>{1000, 600, 200, 100}));
 }
 
 }  // namespace
