@@ -26,11 +26,11 @@ struct ElasticNotice {
     kAsks,  // it wants a place in a generation. `generation`: the one that it has left; 0: none.
             // `ranks`: those of that one that it has lost; `text`: what has failed there; `rank`:
             // 1 + the rank with which the failure began; 0: unknown
-    kListens,     // it is rank 0 of the generation, and listens at `port`
-    kJoined,      // it is in the generation, with all others
-    kHasHeard,    // that the generation is over
-    kKnows,       // that it is to change
-    kHasState,    // it has what the others have trained
+    kListens,   // it is rank 0 of the generation, and listens at `port`
+    kJoined,    // it is in the generation, with all others
+    kHasHeard,  // that the generation is over
+    kKnows,     // that it is to change
+    kHasState,  // it has what the others have trained. `rank`: 1 + the rank that has given it to all
     kCannotGoOn,  // nobody can train from what the generation has, nor could a later one. `text`: why
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of

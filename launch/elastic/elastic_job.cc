@@ -317,7 +317,9 @@ class ElasticJob {
       case Kind::kHasState:
         membership_.NoteState(worker);
         if (notice.generation == membership_.generation() && --left_to_train_ == 0) {
-          news_.TellTrains(notice.generation, members_.front().worker, now);
+          const auto root = static_cast<std::size_t>(std::max(0, notice.rank - 1));
+          const WorkerId newest = members_[root < members_.size() ? root : 0].worker;
+          news_.TellTrains(notice.generation, newest, now);
         }
         return;
       case Kind::kCannotGoOn:

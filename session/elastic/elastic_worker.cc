@@ -133,9 +133,9 @@ void ElasticWorker::Enter(const std::shared_ptr<Session>& session) {
   if (!why.empty()) session->Abort(why);
 }
 
-void ElasticWorker::TellHasState() {
+void ElasticWorker::TellHasState(int root) {
   MutexLock lock(mutex_);
-  static_cast<void>(Tell({Kind::kHasState, place_.generation, 0, 0, 0, "", {}}));
+  static_cast<void>(Tell({Kind::kHasState, place_.generation, root + 1, 0, 0, "", {}}));
 }
 
 void ElasticWorker::TellCannotGoOn(const std::string& why) {

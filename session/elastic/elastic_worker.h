@@ -43,8 +43,9 @@ class ElasticWorker {
   void TellListens(int port) SIRTAKI_EXCLUDES(mutex_);
   // The generation has begun with this session. One that is over already is aborted.
   void Enter(const std::shared_ptr<Session>& session) SIRTAKI_EXCLUDES(mutex_);
-  // This process has the state that all train from, and may give it to others.
-  void TellHasState() SIRTAKI_EXCLUDES(mutex_);
+  // This process has the state that all train from, which is that of rank `root`, and may give it to
+  // others.
+  void TellHasState(int root) SIRTAKI_EXCLUDES(mutex_);
   // Nobody can train from what the generation has: sirtakirun is to end the job for this reason.
   void TellCannotGoOn(const std::string& why) SIRTAKI_EXCLUDES(mutex_);
   // The generation did not begin here. `why` may name a rank, which is told to sirtakirun.

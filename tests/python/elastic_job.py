@@ -257,6 +257,16 @@ def the_one_that_fails_is_named(start):
     assert job.process.wait(PATIENCE) == 1
 
 
+def the_one_whose_state_it_is_is_named(start):
+    """All take the state of the last rank, which alone has kept the step before an error."""
+    job = start("-np", "2", arguments=["last is farthest"])
+    at, _ = job.wait_for(r"^sirtakirun: generation 1 trains, .*, with the state of worker 0$")
+    at, _ = job.wait_for(r"^sirtakirun: generation 2 trains, .*, with the state of worker 1$", at)
+    job.wait_for(r"epoch \d+ 2", at)
+    assert job.end() == 0
+    job.check_equal(2)
+
+
 def shards_are_copied(start):
     """The shards of a killed worker are its partner's copies: state and parameters are those of one process, to the bit."""
     for mode in ("sharded", "sharded gradients"):
@@ -486,12 +496,12 @@ def on_hosts(start, modes=("",)):
         job.check_losses(start.program)
 
 
-IN_PYTHON_ALONE = [the_one_that_fails_is_named]
+IN_PYTHON_ALONE = [the_one_that_fails_is_named, the_one_whose_state_it_is_is_named]
 LONG = [many_faults, many_faults_between_commits, many_generations]
 SHARDED = [shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand,
            shards_without_their_copies]
 CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early_calls, fails, the_one_that_fails_is_named,
-         *SHARDED, *LONG]
+         the_one_whose_state_it_is_is_named, *SHARDED, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]

@@ -75,7 +75,7 @@ def call_early(model, optimizer):
 
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "early calls": calls that run() has to be
-    begun for are made before; "fails": every time; "last fails", "last returns": the last rank, after its first step; "steps":
+    begun for are made before; "fails": every time; "last fails", "last returns": the last rank, after its first step; "last is farthest": it alone keeps that step; "steps":
     step() is called in the place of most commits; "sharded" and what follows it: see train_sharded(); a number: that
     many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
@@ -130,6 +130,10 @@ def main(enough, mode=""):
                     say("goes-on", hvd.rank(), hvd.size(), state.steps, generation, digest(model))
                     first = False
                 say("step", json.dumps([state.steps, generation, everyone]))
+                if mode == "last is farthest" and generation == 1:
+                    if hvd.rank() == hvd.size() - 1:
+                        state.step()
+                    raise hvd.HorovodInternalError("on purpose")
                 if mode == "last fails" and generation == 1 and hvd.rank() == hvd.size() - 1:
                     raise KeyError("no such sample")
                 if mode == "last returns" and generation == 1 and hvd.rank() == hvd.size() - 1:

@@ -266,7 +266,7 @@ void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 
 bool IsElastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
 int ElasticGeneration() { return session::ElasticWorker::OfProcess().generation(); }
-void TellElasticState() { session::ElasticWorker::OfProcess().TellHasState(); }
+void TellElasticState(int root) { session::ElasticWorker::OfProcess().TellHasState(root); }
 void TellElasticCannotGoOn(const std::string& why) {
   session::ElasticWorker::OfProcess().TellCannotGoOn(why);
 }

@@ -355,7 +355,7 @@ void State::Impl::Sync(bool from_newest) {
   // The state that sync() gives is a boundary of its own: its shards are not those of the one before.
   Commit(boundary.place + (HasShards() && !from_newest ? 1 : 0), /*is_agreed_on=*/from_newest);
   is_receiving = false;
-  if (elastic::is_elastic()) detail::TellElasticState();
+  if (elastic::is_elastic()) detail::TellElasticState(boundary.root);
 }
 
 }  // namespace sirtaki::elastic

@@ -10,7 +10,8 @@ namespace sirtaki::detail {
 
 SIRTAKI_API bool IsElastic();         // sirtakirun has started this process for an elastic job
 SIRTAKI_API int ElasticGeneration();  // 0: it had no place in one yet
-SIRTAKI_API void TellElasticState();  // this rank has the state that all train from
+// This rank has the state that all train from, which is that of rank `root`.
+SIRTAKI_API void TellElasticState(int root);
 // Nobody can train from the state that the ranks have: sirtakirun ends the job for this reason.
 SIRTAKI_API void TellElasticCannotGoOn(const std::string& why);
 // Why the ranks are to leave the generation between two steps; empty: they are not. This rank may know it

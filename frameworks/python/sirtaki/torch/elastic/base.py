@@ -120,6 +120,8 @@ class State:
         self.restore()
         self._steps.note_commit(self._steps.committed_at)
 
+    _newest_rank = 0  # whose state the last _sync_newest() has given to all
+
     def _sync_newest(self) -> None:
         self.sync()
 

@@ -113,7 +113,7 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
                 _sync(state)
                 state._go_on_with_random(goes_back)
             if _C.is_elastic:
-                _C.elastic_tell_state()
+                _C.elastic_tell_state(state._newest_rank)
             return train()
         except hvd.HostsUpdatedInterrupt as interrupt:
             # A rank that has come has nothing yet.

@@ -304,6 +304,7 @@ class TorchState(ObjectState):
     def _sync_from(self, root_rank: int) -> None:
         broadcast = self._bcast_object
         is_at_step = self._is_at_step()
+        self._newest_rank = root_rank
         self._set_root(root_rank, functools.partial(hvd.broadcast_object, root_rank=root_rank))
         try:
             self._save_received(self._receive_together())
