@@ -14,7 +14,6 @@ Topology BuildTopology(int rank, const std::vector<Place>& places) {
 
   std::map<std::pair<int, std::string>, int> number_of_host;
   std::vector<int> ranks_on_host;
-  std::vector<int> local_rank_of;
   for (const Place& place : places) {
     const auto [entry, is_new] = number_of_host.try_emplace(
         {place.lowest_sharing, place.host}, static_cast<int>(topology.host_names.size()));
@@ -24,12 +23,17 @@ Topology BuildTopology(int rank, const std::vector<Place>& places) {
     }
     const int host = entry->second;
     topology.host_of_rank.push_back(host);
-    local_rank_of.push_back(ranks_on_host[static_cast<std::size_t>(host)]++);
+    ++ranks_on_host[static_cast<std::size_t>(host)];
   }
 
   const int host = topology.host_of_rank[static_cast<std::size_t>(rank)];
   topology.host = topology.host_names[static_cast<std::size_t>(host)];
-  topology.local_rank = local_rank_of[static_cast<std::size_t>(rank)];
+  const auto slot_of = [&](int of) { return places[static_cast<std::size_t>(of)].slot; };
+  for (int other = 0; other < topology.size; ++other) {
+    const bool is_here = topology.host_of_rank[static_cast<std::size_t>(other)] == host;
+    const bool is_before = std::pair(slot_of(other), other) < std::pair(slot_of(rank), rank);
+    if (is_here && is_before) ++topology.local_rank;
+  }
   topology.local_size = ranks_on_host[static_cast<std::size_t>(host)];
   topology.homogeneous = std::all_of(ranks_on_host.begin(), ranks_on_host.end(),
                                      [&](int count) { return count == ranks_on_host.front(); });

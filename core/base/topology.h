@@ -10,7 +10,7 @@ namespace sirtaki::core {
 struct Topology {
   int rank = 0;
   int size = 1;
-  int local_rank = 0;  // among the ranks of this host, ascending
+  int local_rank = 0;  // among the ranks of this host, by their slots; of equal ones, by rank
   int local_size = 1;
   int cross_rank = 0;  // among the hosts that have a rank with this local rank
   int cross_size = 1;
@@ -24,6 +24,7 @@ struct Topology {
 struct Place {
   std::string host;
   int lowest_sharing = 0;  // the lowest world rank that it can share memory with
+  int slot = 0;            // in an elastic job of its host; else 0
 };
 
 // Preconditions: 0 <= rank < places.size().

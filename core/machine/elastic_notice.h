@@ -34,7 +34,7 @@ struct ElasticNotice {
     kCannotGoOn,  // nobody can train from what the generation has, nor could a later one. `text`: why
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
-              // rank 0 itself the port is 0: any
+              // rank 0 itself the port is 0: any. `ranks`: its slot of its host alone
     kOver,    // the generation is over. `text`: why
     kChange,  // it is to ask for another one between two steps. `text`: why; `ranks`: those that are
               // to get no place in that

@@ -96,10 +96,7 @@ class ElasticJob {
     bool doomed = false;  // it is to be killed as soon as it comes
   };
   // The generation whose rank 0 has to say where it listens.
-  struct Beginning {
-    int generation = 0;
-    std::vector<WorkerId> members;
-  };
+  using Beginning = BeginGeneration;
 
   // A reader who takes his time gets what workers have said, unless somebody wants an end.
   bool waits_for_reader() const { return is_ending() && workers_.empty() && !is_signalled_; }
@@ -229,11 +226,13 @@ class ElasticJob {
     for (const WorkerId id : order.members) members_.push_back({id, workers_.at(id).host});
     news_.TellDecided(order.generation, members_, Clock::now());
     left_to_join_ = left_to_train_ = order.members.size();
-    beginning_ = Beginning{order.generation, order.members};
+    beginning_ = order;
     const int size = static_cast<int>(order.members.size());
-    const std::string address = AddressOfFirst(order.members);
-    Tell(order.members.front(),
-         {.kind = Kind::kPlace, .generation = order.generation, .size = size, .text = address});
+    Tell(order.members.front(), {.kind = Kind::kPlace,
+                                 .generation = order.generation,
+                                 .size = size,
+                                 .text = AddressOfFirst(order.members),
+                                 .ranks = {order.slots.front()}});
   }
   void Do(const EndJob& order) { End(order.code, order.why); }
 
@@ -373,7 +372,8 @@ class ElasticJob {
                            .rank = static_cast<int>(rank),
                            .size = static_cast<int>(members.size()),
                            .port = notice.port,
-                           .text = address});
+                           .text = address,
+                           .ranks = {beginning_.slots[rank]}});
     }
   }
 

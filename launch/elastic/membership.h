@@ -158,8 +158,8 @@ class Membership {
   bool IsToChange() const { return announced_at_ != kNever; }
   // It was in the generation that is over, and has asked for another one.
   bool IsSurvivor(const Worker& worker) const;
-  // A survivor whose place is listed no more keeps it for one generation if no change has told the others
-  // that it leaves: it may have a copy of a shard that only one that was lost had besides.
+  // A survivor whose place is listed no more keeps it for one generation if no change has told the
+  // others that it leaves: it may have a copy of a shard that only one that was lost had besides.
   bool Stays(const Worker& survivor) const {
     return IsListed(survivor) || (IsOver() && !survivor.leaves);
   }
@@ -171,6 +171,7 @@ class Membership {
   }
   std::vector<int> FreeSlots(const std::string& name, const Host& host) const;
   std::vector<WorkerId> Candidates() const;
+  void SettleSlots(const std::vector<WorkerId>& chosen);
   // The time at which the job ends if too few have come. Precondition: the generation is over.
   core::TimePoint LateAt() const;
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;

@@ -85,9 +85,9 @@ void Membership::Start(TimePoint now) {
 }
 
 // Candidates are those that have asked, at most as many as there may be: survivors first, then others.
-// While a generation goes on its members count as survivors. Those that leave are taken where nobody else
-// has the state, or where there are too few: as many as are needed, and more where others leave places.
-// Those of a host follow each other.
+// While a generation goes on its members count as survivors. Those that leave are taken where nobody
+// else has the state, or where there are too few: as many as are needed, and more where others leave
+// places. Those of a host follow each other by their slots, behind rank 0.
 std::vector<WorkerId> Membership::Candidates() const {
   std::vector<WorkerId> survivors;
   std::vector<WorkerId> leaving;
@@ -122,10 +122,34 @@ std::vector<WorkerId> Membership::Candidates() const {
   if (chosen.size() > most) chosen.resize(most);
   std::vector<std::string> order;
   for (const WorkerId id : chosen) order.push_back(workers_.at(id).host);
+  const WorkerId first = chosen.empty() ? 0 : chosen.front();
   std::ranges::stable_sort(chosen, {}, [&](WorkerId id) {
-    return std::ranges::find(order, workers_.at(id).host) - order.begin();
+    const Worker& worker = workers_.at(id);
+    const auto host = std::ranges::find(order, worker.host) - order.begin();
+    return std::tuple(host, id != first, worker.slot);
   });
   return chosen;
+}
+
+// A program chooses its GPU by its local rank in its first generation, and keeps it. So newcomers get
+// the lowest slots that nobody keeps: lower ones than theirs may be free by now, or those of workers
+// that have not come yet. Precondition: none of their hosts has a worker that is ending.
+void Membership::SettleSlots(const std::vector<WorkerId>& chosen) {
+  std::set<std::pair<std::string, int>> kept;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.member_of > 0) kept.insert({worker.host, worker.slot});
+  }
+  for (const WorkerId id : chosen) {
+    Worker& worker = workers_.at(id);
+    if (worker.member_of > 0) continue;
+    int slot = 0;
+    while (kept.contains({worker.host, slot})) ++slot;
+    for (auto& [other_id, other] : workers_) {
+      if (other.host == worker.host && other.slot == slot) other.slot = worker.slot;
+    }
+    worker.slot = slot;
+    kept.insert({worker.host, slot});
+  }
 }
 
 // A worker that is ending may still be in the memory of its host's others. Where nobody has trained
@@ -284,6 +308,8 @@ void Membership::Begin(TimePoint now) {
         "nobody is left who has trained, and the workers that are there would begin again from "
         "nothing");
   }
+  SettleSlots(chosen);
+  chosen = Candidates();  // by their slots
   ++generation_;
   first_failure_.reset();
   ++failed_begins_;  // until all have joined, or one has ended
@@ -293,8 +319,10 @@ void Membership::Begin(TimePoint now) {
   announced_at_ = kNever;
   weighed_ = false;
   suspicions_.clear();
+  std::vector<int> slots;
   for (const WorkerId id : chosen) {
     Worker& worker = workers_.at(id);
+    slots.push_back(worker.slot);
     worker.state = State::kMember;
     worker.member_of = generation_;
     worker.joined = worker.heard = worker.leaves = false;
@@ -305,7 +333,7 @@ void Membership::Begin(TimePoint now) {
     const bool is_of_no_use = worker.state == State::kReady && !IsListed(worker);
     if (is_of_no_use) Evict(id, "its place is listed no more", now);
   }
-  orders_.push_back(BeginGeneration{generation_, std::move(chosen)});
+  orders_.push_back(BeginGeneration{generation_, std::move(chosen), std::move(slots)});
 }
 
 }  // namespace sirtaki::launch

@@ -12,7 +12,7 @@ using WorkerId = int;
 struct StartWorker {
   WorkerId worker = 0;
   std::string host;
-  int slot = 0;  // of the host, which no other worker has now
+  int slot = 0;  // of the host, which no other worker has now; see BeginGeneration
   bool operator==(const StartWorker&) const = default;
 };
 // The worker is to be killed, and its end to be told by NoteEnd.
@@ -40,6 +40,7 @@ struct EndGeneration {
 struct BeginGeneration {
   int generation = 0;
   std::vector<WorkerId> members;  // by rank; those of a host follow each other
+  std::vector<int> slots;  // theirs. A worker keeps the one that it had in its first generation
   bool operator==(const BeginGeneration&) const = default;
 };
 // The workers that are left are to be killed. Nothing follows.

@@ -200,7 +200,8 @@ void ElasticWorker::Hear(const ElasticNotice& notice) {
   {
     MutexLock lock(mutex_);
     if (notice.kind == Kind::kPlace && is_asking_ && notice.generation > place_.generation) {
-      place_ = {notice.generation, notice.rank, notice.size, notice.text, notice.port};
+      const int slot = notice.ranks.empty() ? 0 : notice.ranks.First();
+      place_ = {notice.generation, notice.rank, notice.size, notice.text, notice.port, slot};
       changed_.NotifyAll();
     } else if (notice.kind == Kind::kOver && notice.generation == 0 && is_asking_) {
       refused_ = notice.text;

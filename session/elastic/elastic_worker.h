@@ -32,6 +32,7 @@ class ElasticWorker {
     int size = 1;
     std::string address;  // of rank 0
     int port = 0;         // 0: this is rank 0, which chooses it and tells it
+    int slot = 0;         // of its host
   };
 
   // Leaves the generation that this process was in, and waits for a place in another one. It may take as

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,14 +49,16 @@ class TcpMedium final : public Medium {
   Status FindTopology(core::TimePoint deadline) {
     const std::string kernel = core::ReadFile("/proc/sys/kernel/random/boot_id").value_or("");
     std::vector<std::string> told;
-    Status status = meeting_->Exchange(HostName() + '\n' + kernel, deadline, &told);
+    const std::string mine = std::to_string(place_.slot) + '\n' + HostName() + '\n' + kernel;
+    Status status = meeting_->Exchange(mine, deadline, &told);
     if (!status.ok()) return status;
     std::map<std::string, int> lowest;
     std::vector<core::Place> places;
-    for (const std::string& line : told) {
+    for (const std::string& one : told) {
       const int rank = static_cast<int>(places.size());
-      places.push_back(
-          {line.substr(0, line.find('\n')), lowest.try_emplace(line, rank).first->second});
+      const std::string line = one.substr(one.find('\n') + 1);
+      places.push_back({line.substr(0, line.find('\n')),
+                        lowest.try_emplace(line, rank).first->second, std::atoi(one.c_str())});
     }
     topology_ = core::BuildTopology(place_.rank, places);
     return Status::Ok();
@@ -195,8 +198,12 @@ Status Session::CreateElastic(const StartOptions& options, std::shared_ptr<Sessi
     if (!status.ok()) return status;
     // A worker that is in another generation, or comes too late to one, is a stranger.
     const std::string about = "generation:" + std::to_string(place.generation);
-    const tcp::Place at{place.rank, place.size, place.address, place.port,
-                        core::HexText(core::HmacSha256(secret, about))};
+    const tcp::Place at{place.rank,
+                        place.size,
+                        place.address,
+                        place.port,
+                        core::HexText(core::HmacSha256(secret, about)),
+                        place.slot};
     StartOptions own = options;
     own.config.timeline =
         core::trace::TimelineOfGeneration(options.config.timeline, place.generation);

@@ -169,7 +169,7 @@ class Job:
 
 
 def killed_and_replaced(start):
-    """A worker is killed: the others go on, and a new one comes."""
+    """A worker is killed: the others go on, and a new one comes, which takes its GPU and no other."""
     for victim in (2, 0):
         job = start("-np", "4")
         at, _ = job.wait_for(r"epoch \d+ 4")
@@ -178,6 +178,7 @@ def killed_and_replaced(start):
         at, _ = job.wait_for(r"generation 1 is over: ", steps)
         at, _ = job.wait_for(r"begins \d 3 ", at)
         at, _ = job.wait_for(r"is to change: 1 worker comes", at)
+        job.wait_for(rf"^\[4\] device {victim}$", at)
         at, _ = job.wait_for(r"begins 3 4 ", at)
         job.wait_for(r"epoch \d+ 4", at)
         assert job.end() == 0

@@ -81,6 +81,7 @@ def main(enough, mode=""):
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
+    say("device", hvd.local_rank())
     if mode.startswith("sharded"):
         return train_sharded(enough, mode)
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal

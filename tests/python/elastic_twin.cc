@@ -469,6 +469,7 @@ int main(int argc, char** argv) {
   std::printf("pid %d\n", static_cast<int>(getpid()));
   try {
     sirtaki::init();
+    std::printf("device %d\n", sirtaki::local_rank());
     const std::string mode = argc == 3 ? argv[2] : "";
     mode.rfind("sharded", 0) == 0 ? train_sharded(argv[1], mode) : train(argv[1], mode);
   } catch (const std::exception& error) {

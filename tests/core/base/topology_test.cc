@@ -48,6 +48,18 @@ TEST(TopologyTest, UnevenHosts) {
   EXPECT_EQ(TopologyOf(3, hosts).cross_size, 3);
 }
 
+// Rank 0 of an elastic job is one that has trained, whatever its slot.
+TEST(TopologyTest, LocalRanksAreByTheSlotsOfAHost) {
+  const std::vector<Place> places = {
+      {"a", 0, 2}, {"a", 0, 0}, {"a", 0, 3}, {"b", 3, 1}, {"b", 3, 0}};
+  std::vector<int> local_ranks;
+  for (int rank = 0; rank < 5; ++rank)
+    local_ranks.push_back(BuildTopology(rank, places).local_rank);
+  EXPECT_EQ(local_ranks, (std::vector<int>{1, 0, 2, 1, 0}));
+  EXPECT_EQ(BuildTopology(0, places).cross_size, 2);
+  EXPECT_EQ(BuildTopology(2, places).cross_size, 1);
+}
+
 TEST(TopologyTest, EqualNamesDoNotMakeOneHost) {
   const Topology topology = BuildTopology(1, {{"node", 0}, {"node", 1}});
   EXPECT_EQ(topology.local_size, 1);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <queue>
 #include <random>
@@ -40,7 +41,7 @@ struct Event {
 // A program's process.
 struct Process {
   std::string host;
-  int slot = 0;
+  int slot = -1;         // that it keeps; -1: none yet
   bool stopped = false;  // SIGSTOP, or its host is gone: it does nothing any more
   bool asks = false;     // it waits for a generation
   int was = 0;           // in this generation before
@@ -264,10 +265,10 @@ class World {
 
   void Do(const StartWorker& order) {
     ASSERT_FALSE(has_given_up_);
-    for (const auto& [id, process] : processes_) {
-      ASSERT_NE(id, order.worker);
-      ASSERT_FALSE(process.host == order.host && process.slot == order.slot) << "taken by " << id;
-    }
+    ASSERT_FALSE(processes_.contains(order.worker));
+    const auto there = std::ranges::count_if(
+        processes_, [&](const auto& one) { return one.second.host == order.host; });
+    ASSERT_LT(there, kSlots) << "all slots of host " << order.host << " are taken";
     ASSERT_TRUE(listed_.contains(order.host));
     const WorkerId id = order.worker;
     if (gone_.contains(order.host)) {
@@ -278,7 +279,6 @@ class World {
       return;
     }
     processes_[id].host = order.host;
-    processes_[id].slot = order.slot;
     At(milliseconds(500) + Late(), [this, id] {
       if (processes_.contains(id)) Ask(id, {});
     });
@@ -369,6 +369,7 @@ class World {
       }
       before = host;
     }
+    CheckSlots(order);
     for (const auto& [id, process] : processes_) {
       const bool is_here = process.inside > 0 && hosts.contains(process.host);
       ASSERT_FALSE(is_here && !gone_.contains(process.host))
@@ -474,6 +475,30 @@ class World {
       });
       if (have_all) apart_since_ = TimePoint::max();
     });
+  }
+
+  // A worker keeps its slot, which is its local rank in its first generation.
+  void CheckSlots(const BeginGeneration& order) {
+    std::map<std::string, std::set<int>> slots;
+    std::set<WorkerId> fresh;
+    ASSERT_EQ(order.slots.size(), order.members.size());
+    for (std::size_t rank = 0; rank < order.members.size(); ++rank) {
+      const auto found = processes_.find(order.members[rank]);
+      if (found == processes_.end()) continue;  // it has died meanwhile
+      Process& process = found->second;
+      ASSERT_TRUE(slots[process.host].insert(order.slots[rank]).second) << "two have one slot";
+      ASSERT_TRUE(process.slot < 0 || process.slot == order.slots[rank]) << found->first;
+      if (process.slot < 0) fresh.insert(found->first);
+      process.slot = order.slots[rank];
+    }
+    const auto alive = std::ranges::count_if(
+        order.members, [this](WorkerId id) { return processes_.contains(id); });
+    if (alive < std::ssize(order.members)) return;
+    for (const WorkerId id : fresh) {
+      const Process& process = processes_.at(id);
+      const auto& of_host = slots.at(process.host);
+      ASSERT_EQ(std::distance(of_host.begin(), of_host.find(process.slot)), process.slot) << id;
+    }
   }
 
   // Nobody has a place on a host that is listed no more, where the other host has enough.

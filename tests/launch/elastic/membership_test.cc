@@ -55,6 +55,7 @@ std::string Text(const ElasticOrder& order) {
 //   heard 1 1            knows 1 1 (of the change)   stopped 1 1
 //   cannot 0,1 1 (go on from what the generation has)
 //   finished 0      failed 1            gone 1      wait      tell (what is waited for)
+//   slots (are logged from now on)
 // Gives the orders, each with its time.
 std::string Played(ElasticLimits limits, const std::string& script) {
   const core::TimePoint start = core::TimePoint() + std::chrono::hours(1);
@@ -62,12 +63,16 @@ std::string Played(ElasticLimits limits, const std::string& script) {
   std::ostringstream log;
   core::TimePoint now = start;
   std::map<WorkerId, int> generations;
+  bool logs_slots = false;
   const auto take = [&] {
     for (const ElasticOrder& order : membership.TakeOrders(now)) {
-      if (const auto* begin = std::get_if<BeginGeneration>(&order)) {
-        for (const WorkerId id : begin->members) generations[id] = begin->generation;
+      const auto* const begin = std::get_if<BeginGeneration>(&order);
+      for (const WorkerId id : begin != nullptr ? begin->members : std::vector<WorkerId>()) {
+        generations[id] = begin->generation;
       }
-      log << std::chrono::duration<double>(now - start).count() << " " << Text(order) << "\n";
+      log << std::chrono::duration<double>(now - start).count() << " " << Text(order);
+      if (logs_slots && begin != nullptr) log << " in slots " << Numbers(begin->slots);
+      log << "\n";
     }
   };
   std::istringstream lines(script);
@@ -94,6 +99,7 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       membership.TakeHosts(hosts, now);
     }
     if (word == "hosts") about.clear();
+    if (word == "slots") logs_slots = true;
     std::vector<WorkerId> suspects;
     if (more == "lost") suspects.push_back(std::stoi(last));
     for (const std::string_view one : Split(about, ',')) {
@@ -1190,6 +1196,60 @@ TEST(MembershipTest, ThoseThatDoNotFitIntoAnAnnouncementLeaveWithTheNext) {
   }
   EXPECT_EQ(leaving, (std::vector<std::size_t>{400, 400, 100}));
   EXPECT_EQ(sizes, (std::vector<std::size_t>{1000, 600, 200, 100}));
+}
+
+// Its local rank in its first generation, by which it chooses its GPU, is that of the one that is lost.
+TEST(MembershipTest, OneThatReplacesAnotherTakesItsSlot) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:4
+    1 ready 0,1,2,3
+    2 joined 0,1,2,3 1
+    3 failed 1
+    3.1 ready 0,2,3
+    3.2 joined 0,2,3 2
+    5 ready 4
+    5.1 ready 0,2,3)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+0 start 3 on a:3
+1 begin 1 with 0,1,2,3
+3 end 1 for 0,2,3: worker 1 on host a: died of SIGKILL
+3.1 begin 2 with 0,2,3
+4 start 4 on a:1
+5 announce in 2: 1 worker comes
+5.1 begin 3 with 0,4,2,3
+)");
+}
+
+// Rank 0 is nevertheless one that has trained.
+TEST(MembershipTest, TheFirstThatComesTakesTheLowestSlotThatIsLost) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 slots
+    0 hosts a:4
+    1 ready 0,1,2,3
+    2 joined 0,1,2,3 1
+    2.1 state 0,1,2,3
+    3 failed 0,2
+    3.1 ready 1,3
+    3.2 joined 1,3 2
+    5 ready 5
+    6 ready 1,3
+    6.1 joined 1,3,5 3
+    7 ready 4
+    7.1 ready 1,3,5)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on a:2
+0 start 3 on a:3
+1 begin 1 with 0,1,2,3 in slots 0,1,2,3
+3 end 1 for 1,2,3: worker 0 on host a: died of SIGKILL
+3.1 begin 2 with 1,3 in slots 1,3
+4 start 4 on a:0
+4 start 5 on a:2
+5.3 announce in 2: 1 worker comes
+6 begin 3 with 1,5,3 in slots 1,0,3
+7 announce in 3: 1 worker comes
+7.1 begin 4 with 1,5,4,3 in slots 1,0,2,3
+)");
 }
 
 }  // namespace
