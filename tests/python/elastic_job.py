@@ -313,6 +313,21 @@ def shards_of_ranks_that_leave(start):
         job.check_shards()
 
 
+def shards_are_handed_over(start):
+    """Where all places are listed no more, and others fill --max-np, one rank stays until they have the state."""
+    hosts = HostList(tempfile.mkdtemp(dir=start.place))
+    for mode in ("sharded", "sharded alone"):
+        hosts.list({"localhost": 2})
+        job = start("--host-discovery-script", str(hosts.find), "--max-np", "2", arguments=[mode])
+        at, _ = job.wait_for(r"epoch \d+ 2")
+        hosts.list({"127.0.0.1": 2})
+        at, _ = job.wait_for(r"generation \d+: 2 ranks: workers .* on host 127.0.0.1$", at)
+        job.wait_for(r"epoch \d+ 2", at)
+        assert job.end() == 0
+        job.check_equal(2)
+        job.check_shards()
+
+
 def shards_are_lost(start):
     """Without copies, and where a rank and its partner are lost at once, the job ends with that text."""
     for mode, victims in (("sharded alone", [1]), ("sharded", [1, 2])):
@@ -499,8 +514,8 @@ def on_hosts(start, modes=("",)):
 
 IN_PYTHON_ALONE = [the_one_that_fails_is_named, the_one_whose_state_it_is_is_named]
 LONG = [many_faults, many_faults_between_commits, many_generations]
-SHARDED = [shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_lost, shards_by_hand,
-           shards_without_their_copies]
+SHARDED = [shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_handed_over, shards_are_lost,
+           shards_by_hand, shards_without_their_copies]
 CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early_calls, fails, the_one_that_fails_is_named,
          the_one_whose_state_it_is_is_named, *SHARDED, *LONG]
 
