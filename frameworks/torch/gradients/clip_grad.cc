@@ -19,6 +19,7 @@
 
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/session/session_state.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/collectives.h"
@@ -41,11 +42,9 @@ bool IsOf(const at::Tensor& parameter, const detail::TensorSplit* split) {
 std::vector<at::Tensor> GradientsOf(const torch::optim::Optimizer& optimizer,
                                     const detail::CountsGradient& counts = nullptr) {
   std::vector<at::Tensor> gradients;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (counts && !counts(parameter)) continue;
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
-    }
+  for (const at::Tensor& parameter : detail::DistinctParametersOf(optimizer)) {
+    if (counts && !counts(parameter)) continue;
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad().detach());
   }
   return gradients;
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki::detail {
@@ -32,20 +33,18 @@ using GradientLists = std::map<c10::Device, std::map<at::ScalarType, Tensors>, B
 
 GradientLists GradientsOf(torch::optim::Optimizer& optimizer) {
   GradientLists lists;
-  for (auto& group : optimizer.param_groups()) {
-    for (at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      at::Tensor gradient = parameter.mutable_grad().detach();
-      if (gradient.is_sparse()) {
-        // Parts of one element that are finite may have a sum that is not.
-        if (!gradient.is_coalesced()) {
-          gradient = gradient.coalesce();
-          parameter.mutable_grad() = gradient;
-        }
-        gradient = gradient.values();
+  for (const at::Tensor& parameter : DistinctParametersOf(optimizer)) {
+    if (!parameter.grad().defined()) continue;
+    at::Tensor gradient = parameter.mutable_grad().detach();
+    if (gradient.is_sparse()) {
+      // Parts of one element that are finite may have a sum that is not.
+      if (!gradient.is_coalesced()) {
+        gradient = gradient.coalesce();
+        parameter.mutable_grad() = gradient;
       }
-      lists[gradient.device()][gradient.scalar_type()].push_back(std::move(gradient));
+      gradient = gradient.values();
     }
+    lists[gradient.device()][gradient.scalar_type()].push_back(std::move(gradient));
   }
   const GradientReducer* const reducer = ReducerOf(optimizer);
   if (reducer == nullptr) return lists;

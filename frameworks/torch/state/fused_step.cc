@@ -21,6 +21,7 @@
 #include <string>
 #include <tuple>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -128,8 +129,22 @@ void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
   for (OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     std::map<std::tuple<at::ScalarType, std::string, bool>, StepLists> all;
+    std::unordered_set<const void*> listed;
+    const auto run_all = [&] {
+      for (auto& [kind, lists] : all) {
+        run(lists, options, std::get<bool>(kind));
+        for (const at::Tensor& parameter : lists.parameters) NoteOverwritten(parameter);
+      }
+      all.clear();
+      listed.clear();
+    };
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined() || parameter.numel() == 0) continue;
+      // One that stands twice in the group steps twice, the second time from where the first has led.
+      if (!listed.insert(parameter.unsafeGetTensorImpl()).second) {
+        run_all();
+        listed.insert(parameter.unsafeGetTensorImpl());
+      }
       StepLists one;
       const bool is_first = take(parameter, options, &one, &numbers);
       StepLists& lists = all[{parameter.scalar_type(), parameter.device().str(), is_first}];
@@ -140,10 +155,7 @@ void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
         for (at::Tensor& tensor : one.*member) (lists.*member).push_back(std::move(tensor));
       }
     }
-    for (auto& [kind, lists] : all) {
-      run(lists, options, std::get<bool>(kind));
-      for (const at::Tensor& parameter : lists.parameters) NoteOverwritten(parameter);
-    }
+    run_all();
   }
 }
 

@@ -25,9 +25,7 @@ NamedTensors TensorsOf(const torch::nn::Module& module) {
 
 NamedTensors NamesByPosition(const torch::optim::Optimizer& optimizer) {
   NamedTensors names;
-  std::unordered_set<const void*> seen;
-  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
-    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+  for (const at::Tensor& parameter : DistinctParametersOf(optimizer)) {
     names.emplace_back("parameter " + std::to_string(names.size()), parameter);
   }
   return names;
@@ -46,11 +44,8 @@ NamedParameters MatchNames(const torch::optim::Optimizer& optimizer,
     // The first counts of several names of one tensor (tied weights).
     if (tensor.defined()) name_of.emplace(tensor.unsafeGetTensorImpl(), name);
   }
-  std::unordered_set<const void*> seen;
-  for (const at::Tensor& parameter : ParametersOf(optimizer)) {
-    const void* impl = parameter.unsafeGetTensorImpl();
-    if (!seen.insert(impl).second) continue;
-    const auto found = name_of.find(impl);
+  for (const at::Tensor& parameter : DistinctParametersOf(optimizer)) {
+    const auto found = name_of.find(parameter.unsafeGetTensorImpl());
     if (found == name_of.end()) {
       named.error =
           "parameter " + std::to_string(named.names.size()) + " of the optimizer, " +

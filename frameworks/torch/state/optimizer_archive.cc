@@ -110,6 +110,15 @@ std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer) {
   return parameters;
 }
 
+std::vector<at::Tensor> DistinctParametersOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters = ParametersOf(optimizer);
+  std::unordered_set<const void*> seen;
+  std::erase_if(parameters, [&seen](const at::Tensor& parameter) {
+    return !seen.insert(parameter.unsafeGetTensorImpl()).second;
+  });
+  return parameters;
+}
+
 std::vector<std::string> DescribeOptimizer(const torch::optim::Optimizer& optimizer,
                                            const DescribeParameter& more) {
   std::vector<std::string> lines;

@@ -16,6 +16,9 @@ std::string BytesOf(torch::serialize::OutputArchive& archive, std::size_t expect
 
 // ParametersOf returns the parameters of all groups, in their order.
 std::vector<at::Tensor> ParametersOf(const torch::optim::Optimizer& optimizer);
+// DistinctParametersOf returns the same, but each parameter once: in C++ a module gives one that it has
+// under two names (tied weights) twice.
+std::vector<at::Tensor> DistinctParametersOf(const torch::optim::Optimizer& optimizer);
 
 // Describes the optimizer by position, as LibTorch's optimizers save their state: a line a group
 // and a parameter. The type of the options tells which optimizer it is, wrapped or not.

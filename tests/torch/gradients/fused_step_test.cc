@@ -247,5 +247,31 @@ TEST(FusedStepTest, RefusesStateThatIsNotLikeItsParameter) {
   });
 }
 
+// The second step of a parameter that stands twice begins where the first has led.
+TEST(FusedStepTest, AParameterThatStandsTwiceStepsTwice) {
+  RunTorchRanks(1, [](int) {
+    const auto train = [](const auto& make, bool fused) {
+      const torch::Tensor weight = Weight({7});
+      auto optimizer = make(std::vector<torch::Tensor>{weight, Weight({3}), weight}, fused);
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        Backward(weight, step);
+        optimizer.step();
+      }
+      return std::vector<torch::Tensor>{weight.detach()};
+    };
+    const auto sgd = [](const std::vector<torch::Tensor>& weights, bool fused) {
+      return DistributedOptimizer(SGD(weights, SGDOptions(0.1).momentum(0.9).dampening(0.3)),
+                                  DistributedOptimizerOptions().fused(fused));
+    };
+    const auto adam = [](const std::vector<torch::Tensor>& weights, bool fused) {
+      return DistributedOptimizer(Adam(weights, AdamOptions(0.01)),
+                                  DistributedOptimizerOptions().fused(fused));
+    };
+    EXPECT_LT(Distance(train(sgd, true), train(sgd, false)), 1e-6);
+    EXPECT_LT(Distance(train(adam, true), train(adam, false)), 1e-6);
+  });
+}
+
 }  // namespace
 }  // namespace sirtaki::tests
