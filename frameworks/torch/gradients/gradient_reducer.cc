@@ -309,6 +309,9 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
 void GradientReducer::Impl::CheckParametersWhenDue() {
   if (rule_->check_every == 0) return;
   members_.CheckStreams();  // before it counts: it may be tried again
+  // Until a join the ranks may have made different numbers of steps.
+  const std::uint64_t joins = *set_.session->JoinsOf(set_.members.set);
+  if (std::exchange(joins_before_, joins) != joins) steps_ = 0;
   if (steps_++ % rule_->check_every != 0) return;
   NamedTensors parameters;
   for (const GradientPtr& member : members_.all()) {

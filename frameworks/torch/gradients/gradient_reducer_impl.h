@@ -146,7 +146,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
     bool timed = false;                          // its backward pass was
   };
   ThisStep step_;
-  std::int64_t steps_ = 0;  // as parameters are checked
+  std::int64_t steps_ = 0;  // as parameters are checked, since the last join
+  std::uint64_t joins_before_ = 0;
   std::int64_t steps_made_ = 0;
   // A module ends its step in the next forward(), where it may wait: at the end of a backward() the
   // ranks may have met several modules in different orders.

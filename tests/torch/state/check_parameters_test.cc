@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
+#include "sirtaki/barrier.h"
+#include "sirtaki/collectives.h"
+#include "sirtaki/optimizer.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
@@ -156,6 +160,35 @@ TEST(CheckParametersTest, ATensorThatCannotBeComparedIsToldToAllRanks) {
                       HasSubstr("on rank 1")));
     check_parameters(Named{{"w", torch::eye(3)}});
   });
+}
+
+// A join ends with ranks that have made different numbers of steps.
+TEST(CheckParametersTest, StepsCountFromTheLastJoin) {
+  core::Config config;
+  config.stall_limit = std::chrono::seconds(20);
+  RunTorchRanks(
+      2,
+      [](int rank) {
+        const auto weight = torch::zeros({2}, torch::requires_grad());
+        auto optimizer =
+            DistributedOptimizer(torch::optim::SGD({weight}, 0.5), NamedTensors{{"w", weight}},
+                                 DistributedOptimizerOptions().check_parameters_every(2));
+        const auto step = [&] {
+          optimizer.zero_grad();
+          (weight.sum() * (rank + 1)).backward();
+          optimizer.step();
+        };
+        for (int i = 0; i < 1 + rank; ++i) step();
+        broadcast_(weight.detach(), join());
+        for (int i = 0; i < 3; ++i) step();
+        weight.detach().add_(rank);
+        EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                            [&] {
+                              for (int i = 0; i < 2; ++i) step();
+                            }),
+                    testing::HasSubstr("\"w\""));
+      },
+      config);
 }
 
 }  // namespace
