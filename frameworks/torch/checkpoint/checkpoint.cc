@@ -156,7 +156,9 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
     return;
   }
   detail::AgreeOnErrors("save_checkpoint", ErrorOf([&] {
-                          if (save->is_root()) save->Publish();
+                          if (!save->is_root()) return;
+                          save->Publish();
+                          save->RemoveEarlier();
                         }),
                         state);
 }

@@ -64,11 +64,6 @@ void CheckpointSave::Name() {
 
 bool CheckpointSave::HasAllShards() const { return shards_.AreThere(); }
 
-void CheckpointSave::Publish() {
-  file_->Replace();
-  shards_.RemoveOthers();
-}
-
 SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout,
                        const std::shared_ptr<SessionState>& state)
     : path_(save->path()),
@@ -126,6 +121,8 @@ void SaveBehind::WriteAndPublish() {
     lock.unlock();
     if (save_->HasAllShards()) {
       if (MayGoOn()) save_->Publish();
+      // It is asked again: the disk may have hung in between, and a later save have begun.
+      if (MayGoOn()) save_->RemoveEarlier();
       return;
     }
     lock.lock();

@@ -43,7 +43,10 @@ class CheckpointSave {
   // Whether the shards of all ranks are there to be read.
   bool HasAllShards() const;
   // Rank 0: lets the file at the path be the new one. Precondition: all ranks have written.
-  void Publish();
+  void Publish() { file_->Replace(); }
+  // Rank 0: removes the shards of earlier saves. Precondition: it has published, and no later save may
+  // have begun.
+  void RemoveEarlier() const { shards_.RemoveOthers(); }
   // Removes this rank's shards. Precondition: rank 0 does not publish.
   void Withdraw() const { shards_.Remove(rank_); }
 

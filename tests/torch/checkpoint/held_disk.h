@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,15 +16,16 @@
 namespace sirtaki::tests {
 
 // While it lives, a thread that brings a file whose path ends with `end` to the disk waits there: until
-// Release(), or for `delay`. One at a time in a process. A temporary file of a checkpoint has its path
+// Release(), or for `delay`; `passed` others go on before it. One at a time in a process. A temporary file of a checkpoint has its path
 // here without the number of its save.
 class HeldDisk {
  public:
   using Delay = std::chrono::milliseconds;
 
-  explicit HeldDisk(std::string end, Delay delay = Delay::max()) {
+  explicit HeldDisk(std::string end, Delay delay = Delay::max(), int passed = 0) {
     const std::lock_guard<std::mutex> lock(the().mutex);
     the().end = std::move(end);
+    the().passed = passed;
     the().delay = delay;
     the().on_sync = nullptr;
     the().held = 0;
@@ -42,6 +44,11 @@ class HeldDisk {
   void Await() {
     std::unique_lock<std::mutex> lock(the().mutex);
     the().changed.wait(lock, [] { return the().held > 0; });
+  }
+  // Who waits there goes on waiting, and who comes from now on does not.
+  void LetOthersPass() {
+    const std::lock_guard<std::mutex> lock(the().mutex);
+    the().passed = std::numeric_limits<int>::max();
   }
   void Hold() {
     const std::lock_guard<std::mutex> lock(the().mutex);
@@ -65,7 +72,7 @@ class HeldDisk {
     if (name.ends_with(".tmp") && name.size() > kNumber) {
       name.erase(name.size() - kNumber, kNumber - kEnd);
     }
-    if (!state.holds || !name.ends_with(state.end)) return;
+    if (!state.holds || !name.ends_with(state.end) || state.passed-- > 0) return;
     ++state.held;
     state.changed.notify_all();
     if (state.on_sync) return state.on_sync();
@@ -84,7 +91,8 @@ class HeldDisk {
     std::string end;
     Delay delay = Delay::max();
     std::function<void()> on_sync;
-    int held = 0;  // threads that have come there
+    int passed = 0;  // threads that are still to go on
+    int held = 0;    // threads that have come there
     bool holds = false;
   };
   static State& the() {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -133,6 +134,40 @@ TEST(SaveBehindTest, AFaultEndsTheWaitForARanksOwnPart) {
     ending.join();
     EXPECT_FALSE(save->is_given_up());
     disk.Release();
+  });
+}
+
+// An elastic job, say, ends a session and begins another in the same process.
+TEST(SaveBehindTest, ASaveThatWasGivenUpRemovesNothingOfALaterOne) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const std::string path = std::filesystem::path(file).parent_path();
+  // It hangs where the name of the first file comes to the disk, behind those of both ranks' shards.
+  HeldDisk disk(path, HeldDisk::Delay::max(), /*passed=*/2);
+  std::weak_ptr<const detail::SaveUnderWay> first;
+  RunTorchRanks(2, [&](int rank) {
+    ShardedRun run(/*sharded=*/true);
+    run.TrainUntil(1);
+    save_checkpoint(file, run.checkpoint(), BehindWithin(milliseconds(200)));
+    if (rank == 0) {
+      disk.Await();
+      first = detail::CurrentSession()->save();
+    }
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); }),
+                HasSubstr("it or the checkpoint before it is there, and whole"));
+  });
+  RunTorchRanks(2, [&](int rank) {
+    ShardedRun run(/*sharded=*/true);
+    run.TrainUntil(2);
+    if (rank == 0) disk.LetOthersPass();
+    barrier();
+    save_checkpoint(file, run.checkpoint());
+    if (rank == 0) {
+      disk.Release();
+      while (!first.expired()) std::this_thread::sleep_for(milliseconds(1));
+    }
+    barrier();
+    ExpectStepsIn(file, 2);
   });
 }
 
