@@ -33,8 +33,16 @@ using detail::SyncBatchNormCall;
 using detail::SyncBatchNormCalls;
 using detail::SyncBatchNormTensors;
 
-// What a rank tells the others in forward(), on the CPU in front of its means and squares.
-enum NormField : std::int64_t { kCount, kNumber, kHasGraph, kNeedsGradient, kNormFieldCount };
+// What a rank tells the others in forward(), on the CPU in front of its means and squares. All of it
+// is 0 in the row of a rank that has joined, if that has a row.
+enum NormField : std::int64_t {
+  kRankAndOne,
+  kCount,
+  kNumber,
+  kHasGraph,
+  kNeedsGradient,
+  kNormFieldCount
+};
 
 SyncBatchNormTensors NewTensors(const torch::nn::BatchNormOptions& options) {
   SyncBatchNormTensors tensors;
@@ -86,11 +94,15 @@ std::string WhyRefused(const at::Tensor& input, const at::Tensor& weight,
 
 // Throws on every rank if they do not all have a gradient to compute, or all none: some would wait
 // for the others in backward().
-void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vector<int>& ranks) {
+void CheckGraphs(const at::Tensor& rows, const std::string& key) {
   std::vector<std::string> graphs;
+  std::vector<int> ranks;
   bool equal = true;
-  for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
-    const bool has_graph = rows[rank][kHasGraph].item<double>() != 0;
+  for (std::int64_t row = 0; row < rows.size(0); ++row) {
+    const int rank = static_cast<int>(rows[row][kRankAndOne].item<double>()) - 1;
+    if (rank < 0) continue;
+    ranks.push_back(rank);
+    const bool has_graph = rows[row][kHasGraph].item<double>() != 0;
     graphs.emplace_back(has_graph ? "a gradient to compute" : "none");
     equal &= graphs.back() == graphs.front();
   }
@@ -102,13 +114,15 @@ void CheckGraphs(const at::Tensor& rows, const std::string& key, const std::vect
 }
 
 // What a rank tells of its batch [N, C, ...].
-at::Tensor Tell(const at::Tensor& input, std::int64_t number, bool has_graph, bool needs_gradient) {
+at::Tensor Tell(const at::Tensor& input, int rank, std::int64_t number, bool has_graph,
+                bool needs_gradient) {
   at::Tensor told = at::empty({kNormFieldCount}, at::kDouble);
   auto* values = told.mutable_data_ptr<double>();
   values[kCount] = static_cast<double>(input.size(0));
   for (std::int64_t d = 2; d < input.dim(); ++d) {
     values[kCount] *= static_cast<double>(input.size(d));
   }
+  values[kRankAndOne] = rank + 1;
   values[kNumber] = static_cast<double>(number);
   values[kHasGraph] = has_graph ? 1 : 0;
   values[kNeedsGradient] = needs_gradient ? 1 : 0;
@@ -133,13 +147,16 @@ detail::TensorCall GatherOf(const at::Tensor& input, const at::Tensor& told, dou
 // What all ranks have told; throws on every rank if that cannot be trained on.
 c10::intrusive_ptr<SyncBatchNormCall> JoinTold(const at::Tensor& rows, const std::string& key,
                                                const detail::SessionSet& set) {
-  CheckGraphs(rows, key, set.ranks());
+  CheckGraphs(rows, key);
   auto call = c10::make_intrusive<SyncBatchNormCall>(set);
   call->key = key;
-  call->number = static_cast<std::int64_t>(*(rows.const_data_ptr<double>() + kNumber));
+  for (std::int64_t i = rows.size(0); i-- > 0;) {
+    const auto* told = rows.const_data_ptr<double>() + i * rows.stride(0);
+    // That of the first rank: others may have made fewer calls, before they joined.
+    if (told[kRankAndOne] != 0) call->number = static_cast<std::int64_t>(told[kNumber]);
+  }
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
-    const at::Tensor row = rows[rank];
-    const auto* told = row.const_data_ptr<double>();
+    const auto* told = rows.const_data_ptr<double>() + rank * rows.stride(0);
     call->reduces |= told[kNeedsGradient] != 0;
     call->count_of_rank.push_back(told[kCount]);
     call->batch.count += told[kCount];
@@ -304,10 +321,10 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
       const auto needs = [graph](const at::Tensor& tensor) {
         return graph && tensor.defined() && tensor.requires_grad();
       };
-      gather = GatherOf(
-          input,
-          Tell(input, calls_->number, needs(input) || needs(weight) || needs(bias), needs(input)),
-          options.eps());
+      gather = GatherOf(input,
+                        Tell(input, set.session->topology().rank, calls_->number,
+                             needs(input) || needs(weight) || needs(bias), needs(input)),
+                        options.eps());
     } catch (const std::exception& failure) {
       why = detail::WhyNoMemory(failure);
     }

@@ -70,8 +70,8 @@ Sums SumsOf(const at::Tensor& dy, const at::Tensor& x, const MaybeTensor& weight
   return {gradient, sum.to(at::kDouble), dy_x.to(at::kDouble)};
 }
 
-// Sums tensors over the ranks, in place. `of_number`: where this rank's call number goes, and its
-// square, in float64. `invalid`: why this rank has nothing.
+// Sums tensors over the ranks, in place. `of_number`: where this rank's call number goes, its square,
+// and 1, in float64. `invalid`: why this rank has nothing.
 void Reduce(std::vector<at::Tensor> tensors, const at::Tensor& of_number,
             const SyncBatchNormCall& call, std::string invalid) {
   const auto number = static_cast<double>(call.number % kNumbers);
@@ -88,16 +88,17 @@ void Reduce(std::vector<at::Tensor> tensors, const at::Tensor& of_number,
     auto* told = of_number.mutable_data_ptr<double>();
     told[0] = number;
     told[1] = number * number;
+    told[2] = 1;
     reduction.tensor = tensors[0];
     reduction.group = std::move(tensors);
   }
   const std::string name = reduction.name;
   PendingTensor::Start(std::move(reduction), call.set.session)->Results();
 
-  // The sum of squares is the square of the sum, divided by the number of ranks, only where all
-  // have the same number.
+  // The sum of squares is the square of the sum, divided by the number of ranks that have not joined,
+  // only where all these have the same number.
   const auto* numbers = of_number.const_data_ptr<double>();
-  if (numbers[1] * call.set.size() != numbers[0] * numbers[0]) {
+  if (numbers[1] * numbers[2] != numbers[0] * numbers[0]) {
     ThrowStatus(core::Status(
         core::StatusCode::kMismatch,
         "\"" + name + "\": the ranks run backward() of different calls of this SyncBatchNorm; " +
@@ -109,9 +110,9 @@ void Reduce(std::vector<at::Tensor> tensors, const at::Tensor& of_number,
 at::Tensor ReduceOnHost(const Sums& sums, const SyncBatchNormCall& call,
                         const std::string& invalid) {
   at::Tensor all;
-  if (invalid.empty()) all = at::cat({sums.dy, sums.dy_x, at::zeros({2}, at::kDouble)});
-  const std::int64_t values = invalid.empty() ? all.size(0) - 2 : 0;
-  Reduce({all}, invalid.empty() ? all.narrow(0, values, 2) : at::Tensor(), call, invalid);
+  if (invalid.empty()) all = at::cat({sums.dy, sums.dy_x, at::zeros({3}, at::kDouble)});
+  const std::int64_t values = invalid.empty() ? all.size(0) - 3 : 0;
+  Reduce({all}, invalid.empty() ? all.narrow(0, values, 3) : at::Tensor(), call, invalid);
   return all.narrow(0, 0, values);
 }
 
@@ -164,7 +165,7 @@ variable_list GradientsOnGpu(const at::Tensor& dy, const at::Tensor& input,
     error = WhyNoMemory(failure);
   }
   if (call.reduces) {
-    const at::Tensor numbers = at::zeros({2}, at::kDouble);
+    const at::Tensor numbers = at::zeros({3}, at::kDouble);
     Reduce({sums.of_dy, numbers}, numbers, call, error);
   }
   variable_list results;

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "sirtaki/barrier.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/optimizer.h"
 #include "tests/torch/batch_norm/norm_net.h"
@@ -517,6 +518,41 @@ TEST(SyncBatchNormTest, ANetTrainsAsOnTheJoinedBatch) {
       EXPECT_LT(Distance(all, expected), 1e-11);
     });
   }
+}
+
+// What a rank that has joined brings is nothing, in forward() and in backward().
+TEST(SyncBatchNormTest, GoesOnWithTheRanksThatHaveNotJoined) {
+  RunTorchRanks(3, [](int rank) {
+    SyncBatchNorm norm{BatchNormOptions(kChannels)};
+    norm->to(torch::kDouble);
+    const auto step = [&] {
+      const auto x = Input(4, {}, 1, rank).requires_grad_();
+      const auto y = norm->forward(x);
+      SumLoss(y).backward();
+      return std::pair(x, y);
+    };
+    step();
+    if (rank != 0) {
+      step();  // rank 0 has made a call less from here on
+      const auto all = torch::cat({Input(4, {}, 1, 1), Input(4, {}, 1, 2)}).requires_grad_();
+      torch::nn::BatchNorm1d joined{BatchNormOptions(kChannels)};
+      joined->to(torch::kDouble);
+      const auto y_all = joined->forward(all);
+      SumLoss(y_all).backward();
+      const auto [x, y] = step();
+      EXPECT_LT(Far(y, y_all.slice(0, 4 * (rank - 1), 4 * rank)), 1e-9);
+      EXPECT_LT(Far(x.grad(), all.grad().slice(0, 4 * (rank - 1), 4 * rank)), 1e-8);
+      const auto frozen = Input(4, {}, 1, rank);
+      norm->weight.requires_grad_(rank == 2);
+      norm->bias.requires_grad_(rank == 2);
+      EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { norm->forward(frozen); }),
+                  AllOf(HasSubstr("none on rank 1"), HasSubstr("a gradient to compute on rank 2")));
+      norm->weight.requires_grad_(true);
+      norm->bias.requires_grad_(true);
+    }
+    join();
+    step();
+  });
 }
 
 }  // namespace
