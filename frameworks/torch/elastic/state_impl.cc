@@ -339,6 +339,10 @@ void State::Impl::Sync(bool from_newest) {
   const detail::ShardCopies::Boundary boundary = Agree(from_newest);
   const bool is_at_step = IsAtStep();
   is_receiving = rank() != boundary.root;
+  // What the root has sent is marked as written to, and is what it was.
+  const auto keep_step = [&] {
+    if (!is_receiving && is_at_step) versions = Versions();
+  };
   try {
     std::vector<const ElasticPart*> given;
     for (const ElasticPart& part : parts) {
@@ -347,10 +351,10 @@ void State::Impl::Sync(bool from_newest) {
     Give(given, boundary.root);
     if (boundary.shards > 0) ReceiveShards(boundary);
   } catch (...) {
-    // What the root has sent is marked as written to, and is what it was.
-    if (!is_receiving && is_at_step) versions = Versions();
+    keep_step();
     throw;
   }
+  keep_step();  // a loss within the commit must not cost it either
   if (std::exchange(goes_back, false)) RestoreRandom(boundary.place);
   // The state that sync() gives is a boundary of its own: its shards are not those of the one before.
   Commit(boundary.place + (HasShards() && !from_newest ? 1 : 0), /*is_agreed_on=*/from_newest);
