@@ -1,13 +1,15 @@
 #include "sirtaki/grad_scaler.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <exception>
 #include <limits>
-#include <set>
+#include <map>
 #include <sstream>
 #include <string>
 #include <unordered_map>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/gradients/gradient_unscaling.h"
 #include "frameworks/torch/session/session_set.h"
@@ -79,7 +82,11 @@ struct GradScaler::State {
       met.clear();
       agreed_in = session;
     }
-    if (agreed.count(set.id()) != 0) return;
+    // Until a join the ranks may have made different numbers of steps.
+    const std::uint64_t joins = *session->JoinsOf(set.id());
+    if (const auto found = agreed.find(set.id()); found != agreed.end() && found->second == joins) {
+      return;
+    }
     std::ostringstream settings;
     settings.precision(17);
     settings << "scale " << scale << ", growth by " << options.growth_factor() << " after "
@@ -87,7 +94,7 @@ struct GradScaler::State {
              << " of them made, backoff by " << options.backoff_factor();
     detail::AgreeOnList("GradScaler", {options.enabled() ? settings.str() : "disabled"}, "",
                         detail::SessionSet(session, set));
-    agreed.insert(set.id());
+    agreed[set.id()] = joins;
   }
 
   struct Met {
@@ -99,7 +106,8 @@ struct GradScaler::State {
   const std::shared_ptr<detail::SessionState> given;  // null: the process's own session
   double scale = options.init_scale();
   std::int64_t good_steps = 0;
-  std::set<std::uint32_t> agreed;  // sets whose ranks all have the same scale and options
+  // The sets whose ranks all have the same scale and options, and how often they had joined by then.
+  std::map<std::uint32_t, std::uint64_t> agreed;
   std::weak_ptr<detail::SessionState> agreed_in;
   std::unordered_map<const torch::optim::Optimizer*, Met> met;  // unscaled since the last update
 };
@@ -219,6 +227,17 @@ void GradScaler::update(std::optional<double> new_scale) {
     // The loss is float32: a greater scale would make it infinite.
     if (grown <= static_cast<double>(std::numeric_limits<float>::max())) state_->scale = grown;
   }
+}
+
+void GradScaler::broadcast(int root_rank) {
+  const at::Tensor state =
+      at::tensor({state_->scale, static_cast<double>(state_->good_steps)}, at::kDouble);
+  const detail::SessionSet set(detail::StateOf(state_->given), state_->options.process_set());
+  detail::BroadcastInPlaceBlocking(state, root_rank, "sirtaki/GradScaler", set);
+  state_->scale = state[0].item<double>();
+  state_->good_steps = static_cast<std::int64_t>(state[1].item<double>());
+  state_->agreed.clear();
+  state_->met.clear();
 }
 
 void GradScaler::save(torch::serialize::OutputArchive& archive) const {

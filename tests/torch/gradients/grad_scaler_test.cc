@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "sirtaki/barrier.h"
 #include "sirtaki/optimizer.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
@@ -229,6 +230,51 @@ TEST(GradScalerTest, WhatIsNotAllowedIsNamed) {
                 HasSubstr("float16"));
     scaler.update(16);
     EXPECT_EQ(scaler.get_scale(), 16);
+  });
+}
+
+// A module gives a parameter that it has under two names twice.
+TEST(GradScalerTest, AParameterThatStandsTwiceIsUnscaledAndClippedOnce) {
+  RunTorchRanks(2, [](int) {
+    const auto weight = torch::zeros({2}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight, weight}, SGDOptions(1.0)),
+                                        NamedTensors{{"w", weight}});
+    GradScaler scaler(Small());
+    optimizer.zero_grad();
+    scaler.scale((weight * torch::tensor({3.0f, 4.0f})).sum()).backward();
+    scaler.unscale_(optimizer);
+    EXPECT_TRUE(torch::equal(weight.grad(), torch::tensor({3.0f, 4.0f})));
+    EXPECT_NEAR(clip_grad_norm_(optimizer, 1), 5, 1e-6);
+    EXPECT_NEAR(weight.grad().norm().item<double>(), 1, 1e-5);
+  });
+}
+
+// A rank that has more batches makes steps that the other one's scaler does not see.
+TEST(GradScalerTest, AfterAJoinTheScalesAreTakenFromOneRank) {
+  RunTorchRanks(2, [](int rank) {
+    const auto weight = torch::zeros({2}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(0.5)),
+                                        NamedTensors{{"w", weight}});
+    GradScaler scaler(Small());
+    const auto step = [&](double slope) {
+      optimizer.zero_grad();
+      scaler.scale(weight.sum() * slope).backward();
+      const bool made = scaler.step(optimizer);
+      scaler.update();
+      return made;
+    };
+    step(1);
+    if (rank == 0) {
+      EXPECT_FALSE(step(kInfinity));
+    }
+    EXPECT_EQ(join(), 0);
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::Mismatch, [&] { step(1); }),
+        testing::AllOf(HasSubstr("GradScaler"), HasSubstr("scale 4"), HasSubstr("scale 8")));
+    optimizer.zero_grad();
+    scaler.broadcast(0);
+    EXPECT_EQ(scaler.get_scale(), 4);
+    EXPECT_TRUE(step(1));
   });
 }
 
