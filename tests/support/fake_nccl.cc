@@ -211,6 +211,10 @@ Result Abort(CommHandle handle) {
     for (auto& [number, meeting] : comm->group->meetings) {
       if (!meeting.done) meeting.parts.erase(comm->rank);
     }
+    // What it has sent and nobody has taken lies in memory that may be freed.
+    for (auto& [way, mail] : comm->group->mail) {
+      if (way.first == comm->rank) mail.clear();
+    }
   }
   if (call.comm->IsConnected()) LaunchAll(s, call.comm);
   call.comm->launches.clear();
