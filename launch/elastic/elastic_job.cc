@@ -346,7 +346,7 @@ class ElasticJob {
         news_.NoteOver(notice.generation, std::exchange(change_, {}).why, now);
       }
     }
-    membership_.NoteReady(worker, notice.generation, suspects, now);
+    membership_.NoteReady(worker, notice.generation, suspects, now, leaves && !notice.text.empty());
   }
 
   // The worker with which the failure began, as far as the one that asks knows.

@@ -61,7 +61,7 @@ void Membership::TakeHosts(std::vector<HostSlots> hosts, TimePoint now) {
 }
 
 void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId>& suspects,
-                           TimePoint now) {
+                           TimePoint now, bool has_failed) {
   const auto found = workers_.find(worker);
   if (found == workers_.end() || found->second.state == State::kEnding) return;
   Worker& asking = found->second;
@@ -86,7 +86,7 @@ void Membership::NoteReady(WorkerId worker, int left, const std::vector<WorkerId
   }
   if (!was_member) return;
   const std::string why = NameOf(worker, asking.host) + " has asked for another group";
-  if (!IsToChange() || !suspects.empty()) return GoOver(why, now);
+  if (!IsToChange() || has_failed || !suspects.empty()) return GoOver(why, now);
   // The others are about to, and are not to be disturbed in the step that they share with it.
   if (!IsOver()) over_at_ = now;
 }
@@ -176,9 +176,9 @@ void Membership::TellOver(const std::string& why, TimePoint now) {
   if (told_at_ != kNever) return;
   told_at_ = now;
   const std::vector<WorkerId> left = Members();
-  if (left.empty()) return;
   // Those that were to leave may not have given their copies of shards to the others.
   for (auto& [id, worker] : workers_) worker.leaves = false;
+  if (left.empty()) return;
   for (const WorkerId id : left) workers_.at(id).heard = workers_.at(id).stopped = false;
   orders_.push_back(EndGeneration{generation_, left, why});
 }

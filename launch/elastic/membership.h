@@ -78,9 +78,10 @@ class Membership {
   // stays until the next generation.
   void TakeHosts(std::vector<HostSlots> hosts, core::TimePoint now);
   // The worker asks for a generation. `left`: the one that it was in; 0: none yet. `suspects`: members
-  // of that one, which it has lost or waited for in vain.
+  // of that one, which it has lost or waited for in vain. `has_failed`: it does not ask for the change
+  // that was announced.
   void NoteReady(WorkerId worker, int left, const std::vector<WorkerId>& suspects,
-                 core::TimePoint now);
+                 core::TimePoint now, bool has_failed = false);
   // The member is in the generation with all others.
   void NoteJoined(WorkerId worker, int generation);
   // The member knows that the generation is over, or that a change was announced, and asks as soon as it

@@ -84,9 +84,9 @@ class SIRTAKI_API GradScaler {
 
   double get_scale() const;
 
-  // Takes the scale of `root_rank`, a rank of the job, and for how many steps it has been good. Needed
-  // where the ranks have made different numbers of steps: after a join(). Collective over the options'
-  // process set; throws what broadcast_() throws.
+  // The call takes the scale of `root_rank`, a rank of the job, and for how many steps it has been good.
+  // It is needed where the ranks have made different numbers of steps: after a join(). Collective over
+  // the options' process set; throws what broadcast_() throws.
   void broadcast(int root_rank);
 
   // The archive holds the scale, and for how many steps it has been good.

@@ -153,7 +153,9 @@ c10::intrusive_ptr<SyncBatchNormCall> JoinTold(const at::Tensor& rows, const std
   for (std::int64_t i = rows.size(0); i-- > 0;) {
     const auto* told = rows.const_data_ptr<double>() + i * rows.stride(0);
     // That of the first rank: others may have made fewer calls, before they joined.
-    if (told[kRankAndOne] != 0) call->number = static_cast<std::int64_t>(told[kNumber]);
+    if (told[kRankAndOne] == 0) continue;
+    call->number = static_cast<std::int64_t>(told[kNumber]);
+    ++call->ranks;
   }
   for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
     const auto* told = rows.const_data_ptr<double>() + rank * rows.stride(0);

@@ -95,10 +95,10 @@ void Reduce(std::vector<at::Tensor> tensors, const at::Tensor& of_number,
   const std::string name = reduction.name;
   PendingTensor::Start(std::move(reduction), call.set.session)->Results();
 
-  // The sum of squares is the square of the sum, divided by the number of ranks that have not joined,
-  // only where all these have the same number.
+  // The sum of squares is the square of the sum, divided by the number of ranks, only where all have the
+  // same number. Those that had joined before forward() are not among them.
   const auto* numbers = of_number.const_data_ptr<double>();
-  if (numbers[1] * numbers[2] != numbers[0] * numbers[0]) {
+  if (numbers[2] != call.ranks || numbers[1] * call.ranks != numbers[0] * numbers[0]) {
     ThrowStatus(core::Status(
         core::StatusCode::kMismatch,
         "\"" + name + "\": the ranks run backward() of different calls of this SyncBatchNorm; " +

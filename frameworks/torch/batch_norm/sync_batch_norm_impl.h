@@ -70,6 +70,7 @@ struct SyncBatchNormCall : torch::CustomClassHolder {
   const SessionSet set;
   std::string key;
   std::int64_t number = 0;
+  int ranks = 0;                      // that have not joined
   std::vector<double> count_of_rank;  // values per channel
   BatchShare batch;                   // of all ranks; on a GPU only its count is here
   at::Tensor variance;                // float64 [C]; biased

@@ -306,12 +306,18 @@ void GradientReducer::Impl::BeforeZeroGrad(const torch::optim::Optimizer& optimi
   if (shards_) shards_->LetGoOfCopies();
 }
 
+// Until a join the ranks may have made different numbers of steps, and some none that has yet to end.
+void GradientReducer::Impl::CountFromJoin() {
+  const std::uint64_t joins = *set_.session->JoinsOf(set_.members.set);
+  if (std::exchange(joins_before_, joins) == joins) return;
+  steps_ = 0;
+  step_ends_ = false;
+}
+
 void GradientReducer::Impl::CheckParametersWhenDue() {
   if (rule_->check_every == 0) return;
   members_.CheckStreams();  // before it counts: it may be tried again
-  // Until a join the ranks may have made different numbers of steps.
-  const std::uint64_t joins = *set_.session->JoinsOf(set_.members.set);
-  if (std::exchange(joins_before_, joins) != joins) steps_ = 0;
+  CountFromJoin();
   if (steps_++ % rule_->check_every != 0) return;
   NamedTensors parameters;
   for (const GradientPtr& member : members_.all()) {
@@ -328,6 +334,7 @@ void GradientReducer::Impl::BeforeForward(bool training) {
   EndFailed();
   // Evaluation is each rank's own affair.
   if (training) {
+    CountFromJoin();
     if (step_ends_ && rule_->check_every > 0) members_.CheckStreams();
     if (std::exchange(step_ends_, false)) {
       CheckParametersWhenDue();

@@ -96,6 +96,7 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void AwaitEnds() const;
   void EndFailed();
   void StartAnew();
+  void CountFromJoin();
   void CheckParametersWhenDue();
 
   // An average ends with the first error, and says whether a backward() has thrown on another rank.

@@ -51,7 +51,8 @@ std::string Text(const ElasticOrder& order) {
 }
 
 // Plays a script. A line is a time in seconds, a word, and what it is about:
-//   hosts a:2,b:1        ready 0,1       ready 0 lost 2      joined 0,1 1 (the generation)
+//   hosts a:2,b:1        ready 0,1       ready 0 lost 2      ready 0 fault (nobody knows whose)
+//   joined 0,1 1 (the generation)
 //   heard 1 1            knows 1 1 (of the change)   stopped 1 1
 //   cannot 0,1 1 (go on from what the generation has)
 //   finished 0      failed 1            gone 1      wait      tell (what is waited for)
@@ -105,7 +106,8 @@ std::string Played(ElasticLimits limits, const std::string& script) {
     for (const std::string_view one : Split(about, ',')) {
       if (one.empty()) continue;
       const int id = std::stoi(std::string(one));
-      if (word == "ready") membership.NoteReady(id, generations[id], suspects, now);
+      const bool has_failed = more == "fault";
+      if (word == "ready") membership.NoteReady(id, generations[id], suspects, now, has_failed);
       if (word == "heard") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kOver);
       }
@@ -1078,6 +1080,30 @@ TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereAnotherOneFailsBeforeItLeave
 1 begin 1 with 0,1,2,3
 3 announce in 1: a worker's place on host c is listed no more, leaving: 2
 3.5 end 1 for 0,1,2: worker 3 on host d: died of SIGKILL
+3.6 begin 2 with 0,1,2
+3.7 announce in 2: a worker's place on host c is listed no more, leaving: 2
+4 kill 2: its place is listed no more
+4 begin 3 with 0,1
+)");
+}
+
+// Nobody is lost, but the ranks have not come to the commit at which the others get copies of shards.
+TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereTheGroupFailsBeforeItLeaves) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:1,b:1,c:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    2.1 state 0,1,2
+    3 hosts a:1,b:1
+    3.5 ready 1 fault
+    3.6 ready 0,2
+    3.7 joined 0,1,2 2
+    4 ready 0,1,2)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on c:0
+1 begin 1 with 0,1,2
+3 announce in 1: a worker's place on host c is listed no more, leaving: 2
+3.5 end 1 for 0,2: worker 1 on host b has asked for another group
 3.6 begin 2 with 0,1,2
 3.7 announce in 2: a worker's place on host c is listed no more, leaving: 2
 4 kill 2: its place is listed no more

@@ -16,8 +16,8 @@
 namespace sirtaki::tests {
 
 // While it lives, a thread that brings a file whose path ends with `end` to the disk waits there: until
-// Release(), or for `delay`; `passed` others go on before it. One at a time in a process. A temporary file of a checkpoint has its path
-// here without the number of its save.
+// Release(), or for `delay`; `passed` others go on before it. One at a time in a process. A temporary
+// file of a checkpoint has its path here without the number of its save.
 class HeldDisk {
  public:
   using Delay = std::chrono::milliseconds;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <barrier>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -145,6 +146,7 @@ TEST(SaveBehindTest, ASaveThatWasGivenUpRemovesNothingOfALaterOne) {
   // It hangs where the name of the first file comes to the disk, behind those of both ranks' shards.
   HeldDisk disk(path, HeldDisk::Delay::max(), /*passed=*/2);
   std::weak_ptr<const detail::SaveUnderWay> first;
+  std::barrier is_held(2);
   RunTorchRanks(2, [&](int rank) {
     ShardedRun run(/*sharded=*/true);
     run.TrainUntil(1);
@@ -153,6 +155,7 @@ TEST(SaveBehindTest, ASaveThatWasGivenUpRemovesNothingOfALaterOne) {
       disk.Await();
       first = detail::CurrentSession()->save();
     }
+    is_held.arrive_and_wait();  // rank 1 must not give its part up before that
     EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); }),
                 HasSubstr("it or the checkpoint before it is there, and whole"));
   });

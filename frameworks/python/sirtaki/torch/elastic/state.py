@@ -351,7 +351,8 @@ class TorchState(ObjectState):
         data, error = packed(give) if is_root else (b"", None)
         sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else torch.empty(0, dtype=torch.uint8)
         received = hvd.allgather(sent, name="sirtaki/elastic state")
-        data = ctypes.string_at(received.data_ptr(), received.numel())  # a tensor's own bytes() needs NumPy
+        # A tensor's own bytes need NumPy, and string_at() takes an int's length.
+        data = (ctypes.c_char * received.numel()).from_address(received.data_ptr()).raw
         if error is not None:
             raise error
         saved = unpacked(data, self._root_rank)  # raises on all others where the root has raised
