@@ -99,7 +99,7 @@ def main(enough, mode=""):
                                    epoch=0, trained=[], filled=0, steps=0)
     leaves = Leaves(generations)
 
-    if mode == "lost before run" and hvd.rank() == 1:
+    if mode == "lost before run" and hvd.rank() == 1 and _C.elastic_generation() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if mode == "early calls":
         call_early(model, optimizer)

@@ -294,7 +294,9 @@ void train(const std::string& enough, const std::string& mode) {
                    .value("filled", filled)
                    .value("trained", trained);
 
-  if (mode == "lost before run" && sirtaki::rank() == 1) std::raise(SIGKILL);
+  if (mode == "lost before run" && sirtaki::rank() == 1 && sirtaki::elastic::generation() == 1) {
+    std::raise(SIGKILL);
+  }
   if (mode == "early calls") call_early(net, optimizer);
 
   const auto is_enough = [&] {
