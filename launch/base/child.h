@@ -31,7 +31,7 @@ struct Command {
   bool own_group = false;  // whether signals of the terminal, or to this group, pass it by
   bool outlives = false;   // this process, if that dies
   int input = 0;           // the descriptor that is its standard input
-  // As `input`: /dev/null. A descriptor that could not be opened has this number too.
+  // The child reads /dev/null if its `input` is this, as is a descriptor that could not be opened.
   static constexpr int kNoInput = -1;
 };
 

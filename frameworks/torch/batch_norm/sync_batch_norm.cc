@@ -150,15 +150,12 @@ c10::intrusive_ptr<SyncBatchNormCall> JoinTold(const at::Tensor& rows, const std
   CheckGraphs(rows, key);
   auto call = c10::make_intrusive<SyncBatchNormCall>(set);
   call->key = key;
-  for (std::int64_t i = rows.size(0); i-- > 0;) {
-    const auto* told = rows.const_data_ptr<double>() + i * rows.stride(0);
-    // That of the first rank: others may have made fewer calls, before they joined.
-    if (told[kRankAndOne] == 0) continue;
-    call->number = static_cast<std::int64_t>(told[kNumber]);
-    ++call->ranks;
-  }
-  for (std::int64_t rank = 0; rank < rows.size(0); ++rank) {
-    const auto* told = rows.const_data_ptr<double>() + rank * rows.stride(0);
+  for (std::int64_t row = 0; row < rows.size(0); ++row) {
+    const auto* told = rows.const_data_ptr<double>() + row * rows.stride(0);
+    // The number is the first rank's: others may have made fewer calls, before they joined.
+    if (told[kRankAndOne] != 0 && call->ranks++ == 0) {
+      call->number = static_cast<std::int64_t>(told[kNumber]);
+    }
     call->reduces |= told[kNeedsGradient] != 0;
     call->count_of_rank.push_back(told[kCount]);
     call->batch.count += told[kCount];

@@ -140,11 +140,9 @@ void StepGroups(Optimizer& optimizer, const Take& take, const Run& run) {
     };
     for (const at::Tensor& parameter : group.params()) {
       if (!parameter.grad().defined() || parameter.numel() == 0) continue;
-      // One that stands twice in the group steps twice, the second time from where the first has led.
-      if (!listed.insert(parameter.unsafeGetTensorImpl()).second) {
-        run_all();
-        listed.insert(parameter.unsafeGetTensorImpl());
-      }
+      // A parameter that stands twice steps twice, the second time from where the first has led.
+      if (listed.contains(parameter.unsafeGetTensorImpl())) run_all();
+      listed.insert(parameter.unsafeGetTensorImpl());
       StepLists one;
       const bool is_first = take(parameter, options, &one, &numbers);
       StepLists& lists = all[{parameter.scalar_type(), parameter.device().str(), is_first}];

@@ -45,7 +45,7 @@ class HeldDisk {
     std::unique_lock<std::mutex> lock(the().mutex);
     the().changed.wait(lock, [] { return the().held > 0; });
   }
-  // Who waits there goes on waiting, and who comes from now on does not.
+  // A thread that waits there goes on waiting, and one that comes from now on does not wait.
   void LetOthersPass() {
     const std::lock_guard<std::mutex> lock(the().mutex);
     the().passed = std::numeric_limits<int>::max();

@@ -167,7 +167,11 @@ TEST(SaveBehindTest, ASaveThatWasGivenUpRemovesNothingOfALaterOne) {
     save_checkpoint(file, run.checkpoint());
     if (rank == 0) {
       disk.Release();
-      while (!first.expired()) std::this_thread::sleep_for(milliseconds(1));
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (!first.expired() && std::chrono::steady_clock::now() < limit) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      EXPECT_TRUE(first.expired()) << "the thread of the first save does not end";
     }
     barrier();
     ExpectStepsIn(file, 2);
