@@ -24,14 +24,14 @@ function(sirtaki_add_layer target)
   target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE sirtaki_flags)
   if(NOT arg_SEPARATE)
-    sirtaki_unite_sources(${target})
+    sirtaki_unite_sources(${target} 24)
   endif()
 endfunction()
 
-# sirtaki_unite_sources(<target>): with SIRTAKI_UNITY the compiler sees the sources of a folder together, a dozen at a time, so that
-# it reads their headers once. Helpers of sources in one folder therefore have different names. By themselves stay sources that
-# Highway includes once for each processor, and those with macros of their own.
-function(sirtaki_unite_sources target)
+# sirtaki_unite_sources(<target> <count>): with SIRTAKI_UNITY the compiler sees the sources of a folder together, <count> at a time,
+# so that it reads their headers once. Helpers of sources in one folder therefore have different names. By themselves stay sources
+# that Highway includes once for each processor, and those with macros of their own.
+function(sirtaki_unite_sources target at_once)
   if(NOT SIRTAKI_UNITY)
     return()
   endif()
@@ -44,7 +44,7 @@ function(sirtaki_unite_sources target)
       string(REPLACE "${PROJECT_SOURCE_DIR}/" "" folder "${folder}")
       string(MAKE_C_IDENTIFIER "${folder}" folder)
       math(EXPR count_${folder} "${count_${folder}} + 1")
-      math(EXPR batch "(${count_${folder}} - 1) / 12")
+      math(EXPR batch "(${count_${folder}} - 1) / ${at_once}")
       set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${folder}_${batch}")
     endif()
   endforeach()

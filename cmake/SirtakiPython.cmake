@@ -46,7 +46,10 @@ function(sirtaki_add_python_module)
   target_compile_features(sirtaki_python PRIVATE cxx_std_20)
   target_include_directories(sirtaki_python PRIVATE "${PROJECT_SOURCE_DIR}")
   target_link_libraries(sirtaki_python PRIVATE sirtaki_flags sirtaki "${LibTorch_ROOT_DIR}/lib/libtorch_python.so")
+  sirtaki_compile_fast(sirtaki_python)
+  sirtaki_use_library_pch(sirtaki_python)
   set_target_properties(sirtaki_python PROPERTIES
+    DEFINE_SYMBOL ""   # a macro more, and the precompiled header would not be its own
     UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8   # small files, each of which has torch's and pybind11's headers to read
     OUTPUT_NAME _C
     LIBRARY_OUTPUT_DIRECTORY "${package}"

@@ -2,11 +2,10 @@
 # LibTorch; `ctest -L unit` is the quick one.
 include(GoogleTest)
 
-# sirtaki_test_flags(<target>): tests are optimized little, since nobody waits for most of them, and compiled fast.
+# sirtaki_test_flags(<target>): how tests are compiled.
 function(sirtaki_test_flags target)
-  if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT SIRTAKI_SANITIZE)
-    target_compile_options(${target} PRIVATE -O1)
-  elseif(SIRTAKI_SANITIZE MATCHES "undefined")
+  sirtaki_compile_fast(${target})
+  if(SIRTAKI_SANITIZE MATCHES "undefined")
     # These checks double the time that a test takes to compile, and what is undefined in a test harms nobody.
     target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()
@@ -20,7 +19,7 @@ endfunction()
 function(sirtaki_add_gtest name label)
   cmake_parse_arguments(PARSE_ARGV 2 arg "EACH" "PREFIX" "SOURCES;LIBRARIES;ENVIRONMENT")
   add_executable(${name} ${arg_SOURCES})
-  sirtaki_unite_sources(${name})
+  sirtaki_unite_sources(${name} 12)
   sirtaki_test_flags(${name})
   target_link_libraries(${name} PRIVATE sirtaki_flags sirtaki_test_support ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
   if(arg_EACH)

@@ -28,11 +28,22 @@ endfunction()
 # <torch/torch.h>, 4 s with the narrow headers that the library includes.
 #
 # sirtaki_precompile_torch(<library>): the library's own, frameworks/torch/pch.h.
-# sirtaki_use_torch_pch(<target>): the whole of <torch/torch.h>, for tests and benchmarks, which include that.
+# sirtaki_use_library_pch(<target>): the same, for programs that come with the library.
+# sirtaki_use_torch_pch(<target>): the whole of <torch/torch.h>, for tests, many of which include that.
 function(sirtaki_precompile_torch library)
   sirtaki_sanitize_quickly(${library})
   if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
+    target_compile_definitions(${library} PRIVATE ${sirtaki_mpi_macros})   # the compiler compares all macros
     target_precompile_headers(${library} PRIVATE "${PROJECT_SOURCE_DIR}/frameworks/torch/pch.h")
+  endif()
+endfunction()
+
+function(sirtaki_use_library_pch target)
+  if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
+    target_compile_features(${target} PRIVATE cxx_std_20)
+    target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
+    target_precompile_headers(${target} REUSE_FROM sirtaki_torch)
+    target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
   endif()
 endfunction()
 
@@ -50,7 +61,7 @@ function(sirtaki_use_torch_pch target)
     sirtaki_sanitize_quickly(sirtaki_torch_pch)
     target_precompile_headers(sirtaki_torch_pch PRIVATE <torch/torch.h>)
   endif()
-  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})   # the compiler compares all macros
+  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
   target_precompile_headers(${target} REUSE_FROM sirtaki_torch_pch)
-  target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
+  target_compile_options(${target} PRIVATE -fPIC)
 endfunction()

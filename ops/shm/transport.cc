@@ -143,7 +143,7 @@ std::optional<Incoming> Transport::TryReceive() {
   if (waiting_ > 0) Flush();
   if (brings_ != Beyond::kMessages) {
     std::optional<Incoming> incoming = ReceiveHere();
-    return incoming || brings_ == Beyond::kNothing ? std::move(incoming) : ReceiveRarely();
+    return incoming || brings_ == Beyond::kNone ? std::move(incoming) : ReceiveRarely();
   }
   // The sides take turns: a flood from one does not hold up the other.
   beyond_first_ = !beyond_first_;

@@ -20,7 +20,7 @@ namespace sirtaki::ops::shm {
 
 // What comes from beyond this host, which does not ring this rank's bell.
 enum class Beyond : std::uint8_t {
-  kNothing,
+  kNone,
   kFaults,    // other ranks may tell them themselves: looked at now and then, while somebody waits
   kMessages,  // of a neighbour in the tree: sleepers come back to look
 };

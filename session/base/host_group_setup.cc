@@ -34,7 +34,7 @@ ops::shm::Beyond BroughtFromBeyond(const Topology& topology, int tree_arity, boo
     return ops::shm::Beyond::kMessages;
   }
   return reaches_all && here.Count() < topology.size ? ops::shm::Beyond::kFaults
-                                                     : ops::shm::Beyond::kNothing;
+                                                     : ops::shm::Beyond::kNone;
 }
 
 // Each rank says this: a byte for whether it went well, then its announcement or what went wrong.

@@ -23,7 +23,7 @@ COMMITS = 30
 
 
 def sources_of(unity):
-    return re.findall(r'^#include "(.+\.cc)"$', pathlib.Path(unity).read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(r'^#include "(.+\.cc)"$', unity.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def alone(command, unity, source):
@@ -73,11 +73,17 @@ def main():
     every = sys.argv[3:] == ["all"]
     commands = {}
     for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
-        if "/Unity/" not in entry["file"]:
+        file = pathlib.Path(entry["file"])
+        command = entry["command"]
+        if file.is_relative_to(top / "examples"):   # users build them by themselves
+            sources, command = [entry["file"]], command.replace("-std=c++20", "-std=c++17")
+        elif "/Unity/" in entry["file"]:
+            sources = sources_of(file)
+        else:
             continue
-        for source in sources_of(entry["file"]):
+        for source in sources:
             if every or not pathlib.Path(source).is_relative_to(top / "tests"):
-                commands.setdefault(source, (entry, alone(shlex.split(entry["command"]), entry["file"], source)))
+                commands.setdefault(source, (entry, alone(shlex.split(command), entry["file"], source)))
     if not commands:
         print("lint.alone: skipped: this build compiles every source by itself")
         sys.exit(tree.SKIPPED)

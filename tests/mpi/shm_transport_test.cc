@@ -56,8 +56,7 @@ class ShmTransportTest : public testing::TestWithParam<int> {
     EXPECT_TRUE(status.ok()) << status.ToString();
     ASSERT_TRUE(tests::TrueOnAllRanks(status.ok()));  // all have opened what they need
     transport_ = std::make_unique<ops::shm::Transport>(
-        *group_, *beyond_,
-        GetParam() > 1 ? ops::shm::Beyond::kMessages : ops::shm::Beyond::kNothing);
+        *group_, *beyond_, GetParam() > 1 ? ops::shm::Beyond::kMessages : ops::shm::Beyond::kNone);
   }
 
   int rank() const { return communicators_->rank(); }

@@ -71,7 +71,7 @@ class Hosts {
   InprocHub hub_;
   std::vector<std::unique_ptr<LocalGroup>> groups_;
   std::vector<std::unique_ptr<core::Transport>> beyond_;
-  Beyond brought_ = Beyond::kNothing;
+  Beyond brought_ = Beyond::kNone;
 };
 
 // The other end of a mailbox, in the hands of somebody who writes what no rank does.
