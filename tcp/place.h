@@ -16,7 +16,7 @@ struct Place {
   std::string address;  // of rank 0's host: a name or a number
   int port = 0;         // where rank 0 listens
   std::string secret;
-  int slot = 0;  // in an elastic job of its host; see core::Place
+  int slot = 0;  // of its host, in an elastic job; see core::Place
 };
 
 // Whether the variables say that there are several ranks and where they meet.

@@ -24,7 +24,7 @@ struct Topology {
 struct Place {
   std::string host;
   int lowest_sharing = 0;  // the lowest world rank that it can share memory with
-  int slot = 0;            // in an elastic job of its host; else 0
+  int slot = 0;            // of its host, in an elastic job; else 0
 };
 
 // Preconditions: 0 <= rank < places.size().
