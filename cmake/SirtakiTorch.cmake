@@ -38,12 +38,18 @@ function(sirtaki_precompile_torch library)
   endif()
 endfunction()
 
+# sirtaki_reuse_pch(<target> <owner>): the compiler refuses a precompiled header whose macros and flags are not the target's.
+function(sirtaki_reuse_pch target owner)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
+  target_precompile_headers(${target} REUSE_FROM ${owner})
+  target_compile_options(${target} PRIVATE -fPIC)   # a program's own would be -fPIE
+endfunction()
+
 function(sirtaki_use_library_pch target)
+  sirtaki_sanitize_quickly(${target})
   if(SIRTAKI_PCH AND NOT SIRTAKI_CLANG_TIDY)
-    target_compile_features(${target} PRIVATE cxx_std_20)
-    target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
-    target_precompile_headers(${target} REUSE_FROM sirtaki_torch)
-    target_compile_options(${target} PRIVATE -fPIC)   # a program's own -fPIE would make the compiler refuse it
+    sirtaki_reuse_pch(${target} sirtaki_torch)
   endif()
 endfunction()
 
@@ -61,7 +67,5 @@ function(sirtaki_use_torch_pch target)
     sirtaki_sanitize_quickly(sirtaki_torch_pch)
     target_precompile_headers(sirtaki_torch_pch PRIVATE <torch/torch.h>)
   endif()
-  target_compile_definitions(${target} PRIVATE ${sirtaki_mpi_macros})
-  target_precompile_headers(${target} REUSE_FROM sirtaki_torch_pch)
-  target_compile_options(${target} PRIVATE -fPIC)
+  sirtaki_reuse_pch(${target} sirtaki_torch_pch)
 endfunction()

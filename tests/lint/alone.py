@@ -1,7 +1,8 @@
 """A sample of the product's sources compiles by itself: a unity build hides what a file does not include.
 
 The sources are drawn by SIRTAKI_TEST_SEED from those of the build folder: most from those that the last commits changed, the
-rest from all. They are compiled with the flags that the build gives them, without precompiled headers. A third argument "all"
+rest from all. They are compiled with the flags that the build gives them, without precompiled headers, and the examples as C++17,
+which users compile them as. A third argument "all"
 takes every source, the tests' too, as many at once as SIRTAKI_JOBS says: tests/full.sh headers does so.
 """
 
@@ -75,7 +76,7 @@ def main():
     for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
         file = pathlib.Path(entry["file"])
         command = entry["command"]
-        if file.is_relative_to(top / "examples"):   # users build them by themselves
+        if file.is_relative_to(top / "examples"):
             sources, command = [entry["file"]], command.replace("-std=c++20", "-std=c++17")
         elif "/Unity/" in entry["file"]:
             sources = sources_of(file)
