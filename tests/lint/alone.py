@@ -70,7 +70,7 @@ def compiled(source, entry, command):
 
 
 def main():
-    top = pathlib.Path(tree.root())
+    top = pathlib.Path(tree.root()).resolve()   # as the build names its files
     every = sys.argv[3:] == ["all"]
     commands = {}
     for entry in json.loads((pathlib.Path(sys.argv[2]) / "compile_commands.json").read_text(encoding="utf-8")):
