@@ -26,6 +26,7 @@ list h1:2
 # begin FLAG...: an elastic job in the background. end_well: ends it.
 begin() {
   rm -f "$hosts_state/enough"
+  : >"$output"   # not as late as the job opens it: the job before has printed the same lines
   mark=0
   on_host 1 "$sirtakirun" --elastic "$@" --flight-records "$hosts_state/records" --ssh-args "-F $hosts_state/ssh_config" \
     --network-interfaces veth0 "$program" "$hosts_state/enough" >"$output" 2>&1 </dev/null &

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "core/base/digest.h"
+#include "core/config/config.h"
 #include "session/session.h"
 #include "tests/support/half_reference.h"
 #include "tests/support/mpi_main.h"
-#include "tests/support/session_calls.h"
 #include "tests/support/test_scale.h"
 
 namespace sirtaki::session {
@@ -36,9 +36,10 @@ constexpr std::int64_t kLong = 1500003;
 class ReductionsBetweenHosts : public testing::TestWithParam<core::HierarchyMode> {
  protected:
   void SetUp() override {
-    const Status status = Session::CreateOfProcess(
-        tests::SessionOptions([&](core::Config& config) { config.hierarchy = GetParam(); }),
-        &session_);
+    StartOptions options;  // those of the environment: by TCP or MPI, as the launcher tells
+    options.parsed = core::ParseConfig({}, options.environment, {}, &options.config, nullptr);
+    options.config.hierarchy = GetParam();
+    const Status status = Session::CreateOfProcess(options, &session_);
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
   void TearDown() override {
