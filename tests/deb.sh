@@ -22,7 +22,8 @@ if [ "${1:-}" = --inside ]; then   # in the bare Debian
   sirtakirun -np 2 --oversubscribe /tmp/build/outside
   sirtakirun -np 2 --oversubscribe /tmp/build/outside_mpi
   dpkg -r libsirtaki-dev sirtakirun libsirtaki
-  ! ls /usr/lib/libsirtaki* /usr/include/sirtaki /usr/bin/sirtaki* 2>/dev/null
+  left=$(ls -d /usr/lib/libsirtaki* /usr/include/sirtaki /usr/bin/sirtaki* 2>/dev/null || true)
+  [ -z "$left" ] || { printf 'deb.sh: left behind: %s\n' "$left" >&2; exit 1; }
   exit
 fi
 

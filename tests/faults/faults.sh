@@ -41,17 +41,22 @@ flag_to_survive() {
   esac
 }
 
-# lose MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: runs the program; its output is in $output. Whatever
-# mpirun returns: it may be the victim's end or a survivor's. But a hang is a failure.
+# lose MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: runs the program; its output is in $output, and what mpirun returns in
+# $output.code: it may be the victim's end or a survivor's. But a hang is a failure, and so is a rank that crashes.
 lose() {
   local flags=$1 ranks=$2 code=0
   shift 2
   : >"$output.told"
   SIRTAKI_TEST_TOLD=$output.told SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=150 bash "$here/../support/mpirun.sh" "$ranks" \
-    "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
+    bash -c "$tells_of_crashes" "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
+  echo "$code" >"$output.code"
   case $code in 124 | 137) fail "$program $*: does not end" ;; esac
-  ! grep -qE 'WRONG|HANGS' "$output" || fail "$program $*: a wrong result was taken for a right one"
+  ! grep -qE 'WRONG|HANGS|CRASH' "$output" || fail "$program $*: a wrong result was taken for a right one, or a rank crashed"
 }
+
+# SIGABRT, SIGBUS, SIGFPE and SIGSEGV, by the shell's codes.
+# shellcheck disable=SC2016  # for the other shell
+tells_of_crashes='"$0" "$@" || { code=$?; case $code in 134 | 135 | 136 | 139) echo "CRASH: $0 ended with code $code" ;; esac; exit $code; }'
 
 # losing NAME MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: `lose` in the background, since runs wait most of the time.
 # lost NAME: waits for it; its output is $output then.

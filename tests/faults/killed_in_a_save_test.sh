@@ -27,6 +27,7 @@ done
 for run in "${!steps[@]}"; do losing "$run, again" "" 2 load "$scratch/${run/ /_}/run.pt" "${steps[$run]}"; done
 for run in "${!steps[@]}"; do
   lost "$run, again"
+  [ "$(cat "$output.code")" = 0 ] || fail "its run that goes on ends with code $(cat "$output.code")"
   for rank in 0 1; do
     grep -E "^rank $rank goes on from [${steps[$run]}]$" "$output" || fail "rank $rank does not go on"
   done

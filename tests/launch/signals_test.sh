@@ -80,11 +80,14 @@ done
 
 echo "--- nohup: a hangup does not end it"
 : >"$output"
-nohup "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
-  printed 1 begun
-  kill -HUP "$(running "--oversubscribe -np 1 bash -c echo begun; read -r; echo on" | cut -d ' ' -f 1)"
-  echo
-) || fail "ended by SIGHUP"
+# shellcheck disable=SC2016  # for the other shell
+nohup bash -c 'echo $$ >"$0"; exec "$@"' "$work/hung_up" "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 \
+  bash -c "echo begun; read -r; echo on" >"$output" 2>"$errors" < <(
+    printed 1 begun
+    kill -HUP "$(cat "$work/hung_up")" && rm "$work/hung_up"
+    echo
+  ) || fail "ended by SIGHUP"
+[ ! -e "$work/hung_up" ] || fail "no SIGHUP was sent"
 says "$output" "[0] on"
 
 echo "--- sirtakirun itself is killed"

@@ -22,9 +22,14 @@ TEST(EnvironmentFinalizedTest, HookRunsInMpiFinalizeWhileMpiStillWorks) {
   const core::TimePoint deadline = Clock::now() + std::chrono::seconds(30);
   std::unique_ptr<Environment> environment;
   std::unique_ptr<Communicators> communicators;
+  int of_one_that_is_gone = 0;
+  ASSERT_TRUE(Environment::Start({}, deadline, &environment).ok());
+  ASSERT_TRUE(environment->BeforeFinalize([&] { ++of_one_that_is_gone; }).ok());
+  environment.reset();
   ASSERT_TRUE(Environment::Start({}, deadline, &environment).ok());
   ASSERT_TRUE(Communicators::Make(*environment, deadline, &communicators).ok());
   int calls = 0;
+  ASSERT_TRUE(environment->BeforeFinalize([&] { calls += 10; }).ok());  // is replaced
   const Status status = environment->BeforeFinalize([&] {
     ++calls;
     EXPECT_TRUE(tests::TrueOnAllRanks(true));
@@ -36,6 +41,7 @@ TEST(EnvironmentFinalizedTest, HookRunsInMpiFinalizeWhileMpiStillWorks) {
   MPI_Finalize();
 
   EXPECT_EQ(calls, 1);
+  EXPECT_EQ(of_one_that_is_gone, 0);
   EXPECT_EQ(environment, nullptr);
 }
 

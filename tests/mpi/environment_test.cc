@@ -147,15 +147,5 @@ TEST(EnvironmentTest, InnerLaunchersWordCounts) {
   EXPECT_NE(environment, nullptr);
 }
 
-TEST(EnvironmentTest, HookRunsBeforeFinalizeOnlyWhileTheEnvironmentExists) {
-  int calls = 0;
-  {
-    const auto environment = Started();
-    ASSERT_TRUE(environment->BeforeFinalize([&] { ++calls; }).ok());
-    ASSERT_TRUE(environment->BeforeFinalize([&] { calls += 10; }).ok());  // replaces the first
-  }
-  EXPECT_EQ(calls, 0);
-}
-
 }  // namespace
 }  // namespace sirtaki::mpi

@@ -83,6 +83,7 @@ hosts_up() {
   hosts_state=$(mktemp -d /var/tmp/sirtaki-hosts.XXXXXX) # not in /tmp: each host has one of its own
   hosts_started=()
   export XDG_CACHE_HOME=$hosts_state/cache
+  [ -z "${SIRTAKI_TEST_MEDIUM:-}" ] || export SIRTAKI_MEDIUM=$SIRTAKI_TEST_MEDIUM   # which sirtakirun passes on
   trap hosts_down EXIT
   trap 'exit 130' INT TERM HUP
   ssh-keygen -q -t ed25519 -N '' -f "$hosts_state/key"

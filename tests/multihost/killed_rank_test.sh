@@ -30,11 +30,12 @@ all_say() {
 hosts_not_under HYDRA 'this mpirun ends all ranks when one dies'
 hosts_not_under '(Open MPI) 5.' 'this MPI aborts a process whose peer on another host is gone'
 hosts_up 2
-output=$hosts_state/output
 # This mpirun then waits for ever: what counts is what the ranks say.
 export SIRTAKI_MPIRUN_FLAGS=--enable-recovery SIRTAKI_TEST_SECONDS=200
 for victim in $(sample 1 1 2); do
   printf '== rank %s\n' "$victim"
+  output=$hosts_state/output.$victim   # the mpirun before may still write
+  : >"$output"
   across h1:2,h2:2 "$bindir/lose_a_rank" killed-large "$victim" --sirtaki-ping-interval=0.5 \
     --sirtaki-peer-timeout=12 >"$output" 2>&1 &
   job=$!

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <iterator>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -137,6 +139,11 @@ TEST_P(ReductionsBetweenHosts, TheLogSaysWhichWayTheyGo) {
   const std::string expected =
       std::string("all-reduce between hosts: ") + (by_hosts ? "hierarchical" : "flat");
   EXPECT_NE(session_->description().find(expected), std::string::npos) << session_->description();
+  const char* medium = std::getenv("SIRTAKI_TEST_MEDIUM");
+  if (medium != nullptr && std::string_view(medium) == "tcp") {
+    EXPECT_NE(session_->description().find("TCP, met at "), std::string::npos)
+        << session_->description();
+  }
 }
 
 TEST_P(ReductionsBetweenHosts, AreWhatNaiveLoopsGive) {

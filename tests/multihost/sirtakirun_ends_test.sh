@@ -47,7 +47,7 @@ finish 137
 gone "sleep 315"
 
 echo "--- a host whose login hangs: its ssh, which would wait for ever, does not outlive the run"
-login_hangs() { [ -n "$(running "sleep 318")" ]; }
+login_hangs() { on_host 2 pgrep -fx 'sleep 318' >/dev/null; }
 on_host 2 sh -c 'mount -t tmpfs tmpfs /etc/ssh && echo "exec sleep 318" >/etc/ssh/sshrc'
 start --check-hosts=false -H h1:1,h2:1 hostname &
 job=$!

@@ -5,6 +5,8 @@
 set -euo pipefail
 # shellcheck source=tests/multihost/hosts.sh
 . "$(dirname "$0")/hosts.sh"
+# shellcheck source=tests/support/processes.sh
+. "$(dirname "$0")/../support/processes.sh"
 bindir=${1:?usage: bash soak.sh FOLDER-OF-THE-PROGRAMS [RUNS [RUNS]]}
 sirtakirun=$(realpath "$bindir/../../sirtakirun")
 program=$(realpath "$bindir/../../examples/train_digits")

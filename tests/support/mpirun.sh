@@ -28,7 +28,16 @@ over=()
 if [ "${SIRTAKI_TEST_MEDIUM:-mpi}" = tcp ]; then
   over=(bash "$(dirname "${BASH_SOURCE[0]}")/tcp_rank.sh")
   export MASTER_ADDR=127.0.0.1 SIRTAKI_SECRET=0123456789abcdef
-  MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  # Not of the ephemeral ports, one of which another process may get before rank 0 listens.
+  MASTER_PORT=$(python3 -c 'import random, socket
+while True:
+    port = random.randrange(20000, 32000)
+    try:
+        socket.socket().bind(("127.0.0.1", port))
+        break
+    except OSError:
+        pass
+print(port)')
   export MASTER_PORT
 fi
 export SIRTAKI_TEST_SECONDS=${SIRTAKI_TEST_SECONDS:-280}   # the ranks say what hangs a little earlier

@@ -4,7 +4,10 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -86,11 +89,15 @@ struct FailingBackward : torch::autograd::Function<FailingBackward> {
   }
 };
 
-// The greatest difference between two lists of tensors, element by element.
+// The greatest difference between two lists of tensors, element by element; infinite where one is
+// not a number.
 inline double Distance(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
-  double distance = a.size() == b.size() ? 0 : 1e300;
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  double distance = a.size() == b.size() ? 0 : kInfinite;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
-    distance = std::max(distance, (a[i] - b[i]).abs().max().item<double>());
+    const double here = (a[i] - b[i]).abs().max().item<double>();
+    distance = std::isnan(here) ? kInfinite : std::max(distance, here);
+    if (std::isinf(distance)) break;
   }
   return distance;
 }

@@ -97,11 +97,14 @@ TEST_F(EngineTraceTest, CallsAreNumberedAsTheRankMakesThem) {
   for (int i = 2; i >= 0; --i) world_.Submit(1, "w" + std::to_string(i));
   world_.Settle();
   for (int rank = 0; rank < 2; ++rank) {
+    int submitted = 0;
     for (const Event& event : EventsOf(observer(rank))) {
       if (event.kind != EventKind::kSubmit) continue;
+      ++submitted;
       const int i = event.text()[2] - '0';
       EXPECT_EQ(event.number, static_cast<std::uint64_t>(rank == 0 ? i + 1 : 3 - i));
     }
+    EXPECT_EQ(submitted, 3);
   }
 }
 

@@ -167,13 +167,15 @@ class HostileBytesTest : public ::testing::Test {
 TEST_F(HostileBytesTest, RandomBytesDoNoHarm) {
   std::mt19937_64 random(tests::TestSeed());
   const int count = tests::ScaledCount(10000, 100000);
+  const std::byte version = Encode(RandomMessages(1).Next())[1];
   for (int i = 0; i < count; ++i) {
     Bytes bytes(random() % 200);
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     // Half of them get past the header.
     if (i % 2 == 0 && bytes.size() >= 4) {
       bytes[0] = std::byte{0x53};
-      bytes[1] = bytes[2] = std::byte{1};
+      bytes[1] = version;
+      bytes[2] = std::byte{1};
       bytes[3] = static_cast<std::byte>(random() % 9);
     }
     Feed(bytes);

@@ -91,6 +91,7 @@ Status Finish(Completion& operation) {
 TEST_P(HierarchyTest, Conforms) {
   Run([&](Rank& rank, int r) {
     EXPECT_TRUE(rank.hierarchy.Covers(kLarge));
+    EXPECT_TRUE(rank.hierarchy.ReducesParts(kLarge));
     tests::BackendConformance conformance(*rank.backend, r, size());
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);

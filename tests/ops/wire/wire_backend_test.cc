@@ -54,6 +54,7 @@ TEST_P(WireConformanceTest, Conforms) {
     VerifyingPort verifying(*port);
     WireBackend backend(GetParam().verify ? verifying : *port, With(GetParam()));
     EXPECT_EQ(backend.ScalesReduced(kLarge), size > 1);
+    EXPECT_TRUE(backend.ReducesParts(kLarge));
     tests::BackendConformance conformance(backend, rank, size);
     for (const tests::BackendCheck& check : tests::kBackendChecks) {
       SCOPED_TRACE(check.name);

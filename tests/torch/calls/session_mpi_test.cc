@@ -4,11 +4,15 @@
 #include <sirtaki/torch.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "core/machine/cores.h"
 #include "tests/support/mpi_main.h"
 
 namespace sirtaki::tests {
@@ -138,7 +142,13 @@ TEST(InitTest, SharesTheCoresAmongTheRanksUnlessTold) {
   shutdown();
   // LibTorch's own number comes back with a session that leaves the choice to it.
   init();
-  EXPECT_TRUE(local_size() > 1 || torch::get_num_threads() == before);
+  if (!std::getenv("OMP_NUM_THREADS") && !std::getenv("MKL_NUM_THREADS")) {
+    const auto ranks = static_cast<std::size_t>(local_size());
+    const int cores =
+        core::SharedCores(std::vector<core::CpuShare>(ranks, core::CpusOfThisProcess()));
+    EXPECT_EQ(torch::get_num_threads(),
+              local_size() == 1 ? before : std::max(1, cores / local_size()));
+  }
   shutdown();
   torch::set_num_threads(before);
 }
