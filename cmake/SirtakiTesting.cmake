@@ -60,7 +60,7 @@ function(sirtaki_register_mpi_test name target)
     set_tests_properties(${name}.ranks_${ranks} PROPERTIES
       LABELS "${arg_LABELS};ranks_${ranks}"
       PROCESSORS ${processors}
-      TIMEOUT 300   # mpirun.sh ends the ranks a little earlier
+      TIMEOUT 3000   # mpirun.sh ends the ranks earlier: after SIRTAKI_TEST_SECONDS
       SKIP_RETURN_CODE 77
       ENVIRONMENT "MPIEXEC=${MPIEXEC_EXECUTABLE};${arg_ENVIRONMENT}")
   endforeach()

@@ -45,7 +45,7 @@ tests() {   # tests PRESET CTEST-ARGUMENT...: a test that is skipped and should 
 }
 part_jobs() { released && SIRTAKI_TEST_SCALE=full tests release -C Full -j $((jobs + 1)) -R '^(faults|launch|multihost|example|python)\.'; }
 part_tables() {
-  released && SIRTAKI_TEST_SCALE=full tests release -j "$jobs" -R '^conformance\.' &&
+  released && SIRTAKI_TEST_SCALE=full SIRTAKI_TEST_SECONDS=2800 SIRTAKI_TEST_WATCHDOG=1400 tests release -j "$jobs" -R '^conformance\.' &&
     SIRTAKI_TEST_SCALE=10 tests release -j "$jobs" -L '^(unit|inproc)$' &&
     SIRTAKI_TEST_SCALE=full tests release -R '^(mpi\.(random_programs|huge)_test|torch\.state_mpi_test)\.|^Random(Training|Pipeline)Test$'
 }

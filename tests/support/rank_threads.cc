@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +23,7 @@ struct Progress {
   std::vector<std::string> notes;
   std::vector<std::string> errors;
   int left = 0;
+  std::chrono::steady_clock::time_point noted = std::chrono::steady_clock::now();
 };
 
 thread_local Progress* current_progress = nullptr;
@@ -50,7 +52,7 @@ void RunRank(const std::function<void(int)>& body, int rank, Progress& progress)
 
 [[noreturn]] void ReportHang(const Progress& progress, std::chrono::seconds limit) {
   const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
-  std::fprintf(stderr, "%s.%s hangs: not done after %lld s:\n",
+  std::fprintf(stderr, "%s.%s hangs: nothing new for %lld s:\n",
                test ? test->test_suite_name() : "?", test ? test->name() : "?",
                static_cast<long long>(limit.count()));
   for (std::size_t rank = 0; rank < progress.done.size(); ++rank) {
@@ -77,8 +79,9 @@ void RankThreads::Run(int size, const std::function<void(int)>& body, std::chron
   }
   {
     std::unique_lock<std::mutex> lock(progress.mutex);
-    if (!progress.ended.wait_for(lock, limit, [&] { return progress.left == 0; })) {
-      ReportHang(progress, limit);
+    while (!progress.ended.wait_until(lock, progress.noted + limit,
+                                      [&] { return progress.left == 0; })) {
+      if (std::chrono::steady_clock::now() >= progress.noted + limit) ReportHang(progress, limit);
     }
   }
   for (std::thread& thread : threads) thread.join();
@@ -91,6 +94,7 @@ void RankThreads::Run(int size, const std::function<void(int)>& body, std::chron
 void RankThreads::Note(std::string what) {
   if (current_progress == nullptr) return;
   const std::lock_guard<std::mutex> lock(current_progress->mutex);
+  current_progress->noted = std::chrono::steady_clock::now();
   current_progress->notes[static_cast<std::size_t>(current_rank)] = std::move(what);
 }
 

@@ -2,9 +2,9 @@
 //
 //   RankThreads::Run(4, [&](int rank) { ... EXPECT_EQ(...); });
 //
-// Failures and exceptions are reported with their rank. A run that does not end within `limit`
-// names the test and the ranks that hang, with what they noted last, and aborts the process: a
-// thread cannot be killed.
+// Failures and exceptions are reported with their rank. A run that does not end within `limit` of
+// what a rank noted last names the test and the ranks that hang, with their notes, and aborts the
+// process: a thread cannot be killed.
 #pragma once
 
 #include <chrono>
