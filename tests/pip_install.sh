@@ -29,6 +29,6 @@ tests=$sources/tests   # of the same moment as what was installed
 "$environment/bin/sirtaki-checkpoint" --help | diff "$tests/torch/checkpoint/tool/help.txt" -
 bash "$tests/python/examples_test.sh" "$environment/bin/sirtakirun" "$python"
 for ranks in 1 2 3 4; do
-  bash "$tests/support/mpirun.sh" "$ranks" "$python" -m pytest -q -p no:cacheprovider "$tests/python"
+  SIRTAKI_TEST_SECONDS=1200 bash "$tests/support/mpirun.sh" "$ranks" "$python" -m pytest -q -p no:cacheprovider "$tests/python"
 done
 echo "pip_install: all as expected"
