@@ -48,7 +48,7 @@ lose() {
   shift 2
   : >"$output.told"
   SIRTAKI_TEST_TOLD=$output.told SIRTAKI_MPIRUN_FLAGS=$flags SIRTAKI_TEST_SECONDS=150 bash "$here/../support/mpirun.sh" "$ranks" \
-    bash -c "$tells_of_crashes" "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
+    "${around[@]}" "${launch[@]}" "$@" >"$output" 2>&1 || code=$?
   echo "$code" >"$output.code"
   case $code in 124 | 137) fail "$program $*: does not end" ;; esac
   ! grep -qE 'WRONG|HANGS|CRASH' "$output" || fail "$program $*: a wrong result was taken for a right one, or a rank crashed"
@@ -57,6 +57,10 @@ lose() {
 # SIGABRT, SIGBUS, SIGFPE and SIGSEGV, by the shell's codes.
 # shellcheck disable=SC2016  # for the other shell
 tells_of_crashes='"$0" "$@" || { code=$?; case $code in 134 | 135 | 136 | 139) echo "CRASH: $0 ended with code $code" ;; esac; exit $code; }'
+around=(bash -c "$tells_of_crashes")
+case $("${MPIEXEC:-mpirun}" --version 2>&1) in
+  *HYDRA* | *MPICH*) around=() ;;   # ends the process that it started, and waits for that one's child
+esac
 
 # losing NAME MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: `lose` in the background, since runs wait most of the time.
 # lost NAME: waits for it; its output is $output then.
