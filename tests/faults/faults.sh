@@ -58,9 +58,8 @@ lose() {
 # shellcheck disable=SC2016  # for the other shell
 tells_of_crashes='"$0" "$@" || { code=$?; case $code in 134 | 135 | 136 | 139) echo "CRASH: $0 ended with code $code" ;; esac; exit $code; }'
 around=(bash -c "$tells_of_crashes")
-case $("${MPIEXEC:-mpirun}" --version 2>&1) in
-  *HYDRA* | *MPICH*) around=() ;;   # ends the process that it started, and waits for that one's child
-esac
+under_mpich() { [[ $("${MPIEXEC:-mpirun}" --version 2>&1) =~ HYDRA|MPICH ]]; }
+! under_mpich || around=()   # its mpiexec ends the process that it started, and waits for that one's child
 
 # losing NAME MPIRUN-FLAGS RANKS WHAT VICTIM [OPTION...]: `lose` in the background, since runs wait most of the time.
 # lost NAME: waits for it; its output is $output then.
