@@ -12,6 +12,7 @@ hosts_up 3
 suites="CollectivesMpiTest $(sample 1 WrongCallMpiTest,MismatchMpiTest JoinMpiTest | tr '\n' ' ')"
 if full; then SIRTAKI_TEST_SCALE=1; fi   # what it is on one host
 export SIRTAKI_TEST_SCALE=${SIRTAKI_TEST_SCALE:-0.05}
+# By a seed of their own, or the same suites would meet the same hosts each time.
 for shape in $(SIRTAKI_TEST_SEED=$((SIRTAKI_TEST_SEED / 7)) sample 1 h1:2,h2:2 h1:1,h2:2,h3:1); do
   for suite in $suites; do
     printf '== %s on %s\n' "$suite" "$shape"

@@ -372,7 +372,7 @@ def many_faults(start, mode=""):
     choose = random.Random(seed)
     job = start("-np", "4", "--peer-timeout", "2s", "--blacklist-cooldown-range", "1,1", arguments=[mode] if mode else [])
     at, _ = job.wait_for(r"generation 1 has begun")
-    for _ in range(min(FAULTS, 100) if mode else FAULTS):
+    for _ in range(min(FAULTS, 100) if mode else FAULTS):   # all of both would not fit the time of a test
         at, _ = job.wait_for(r"generation \d+ has begun", at - 1)
         if choose.random() < 0.6 and len(job.members()) < 4:
             at, _ = job.wait_for(r"generation \d+: 4 ranks", at)
