@@ -37,8 +37,12 @@ std::vector<float> Given(int rank, std::size_t tensor) {
   return values;
 }
 
-// The sums, submitted in an order of this rank's own.
-std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
+enum class Submission { kAllAtOnce, kOneByOne };
+
+// The sums, submitted in an order of this rank's own; one by one, which nothing can fuse, in an order
+// of all ranks.
+std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed,
+                                     Submission submission = Submission::kAllAtOnce) {
   std::shared_ptr<Session> session;
   Status status = Session::CreateOfProcess(tests::SessionOptions([&](core::Config& config) {
                                              config.shared_memory = core::SharedMemoryMode::kOff;
@@ -56,34 +60,61 @@ std::vector<std::vector<float>> Sums(bool deterministic, std::uint64_t seed) {
                                                "t" + std::to_string(tensor), Given(rank, tensor)));
   }
   std::mt19937_64 random(seed + static_cast<std::uint64_t>(rank) * 1000);
-  std::shuffle(order.begin(), order.end(), random);
+  if (submission == Submission::kAllAtOnce) std::shuffle(order.begin(), order.end(), random);
   for (const std::size_t tensor : order) {
     EXPECT_TRUE(vectors[tensor]->Submit(*session).ok());
+    if (submission == Submission::kAllAtOnce) continue;
+    status = vectors[tensor]->Synchronize(*session);
+    EXPECT_TRUE(status.ok()) << status.ToString();
   }
   std::vector<std::vector<float>> sums;
   for (const auto& vector : vectors) {
-    status = vector->Synchronize(*session);
-    EXPECT_TRUE(status.ok()) << status.ToString();
+    if (submission == Submission::kAllAtOnce) {
+      status = vector->Synchronize(*session);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+    }
     sums.push_back(vector->values());
   }
   EXPECT_TRUE(session->Shutdown("the test is over").ok());
   return sums;
 }
 
-TEST(DeterministicTest, RunsInDifferentOrdersGiveTheSameBits) {
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::uint64_t SeedOfAll() {
   std::uint64_t seed = tests::WorldRank() == 0 ? tests::TestSeed() : 0;
   MPI_Bcast(&seed, 1, MPI_UINT64_T, 0, MPI_COMM_WORLD);
-  const std::vector<std::vector<float>> first = Sums(true, seed);
+  return seed;
+}
+
+TEST(DeterministicTest, RunsInDifferentOrdersGiveTheSameBits) {
+  const std::uint64_t seed = SeedOfAll();
+  const std::vector<std::vector<float>> first = Sums(true, seed, Submission::kOneByOne);
+  ASSERT_EQ(first.size(), kTensors);
   for (std::uint64_t run = 1; run <= 5; ++run) {
     const std::vector<std::vector<float>> again = Sums(true, seed + run);
     ASSERT_EQ(again.size(), first.size());
     for (std::size_t tensor = 0; tensor < first.size(); ++tensor) {
-      EXPECT_EQ(std::memcmp(again[tensor].data(), first[tensor].data(),
-                            first[tensor].size() * sizeof(float)),
-                0)
-          << "tensor " << tensor << ", run " << run;
+      EXPECT_TRUE(SameBits(again[tensor], first[tensor])) << "tensor " << tensor << ", run " << run;
     }
   }
+}
+
+// A control: these numbers and ranks show in their bits what was fused.
+TEST(DeterministicTest, WithoutTheOptionWhatIsFusedShowsInTheBits) {
+  const std::uint64_t seed = SeedOfAll();
+  const std::vector<std::vector<float>> alone = Sums(false, seed, Submission::kOneByOne);
+  ASSERT_EQ(alone.size(), kTensors);
+  bool differs = false;
+  for (std::uint64_t run = 1; run <= 20 && !differs; ++run) {
+    const std::vector<std::vector<float>> fused = Sums(false, seed + run);
+    ASSERT_EQ(fused.size(), kTensors);
+    differs = !std::equal(alone.begin(), alone.end(), fused.begin(), SameBits);
+    MPI_Bcast(&differs, 1, MPI_CXX_BOOL, 0, MPI_COMM_WORLD);
+  }
+  EXPECT_TRUE(differs);
 }
 
 }  // namespace
