@@ -1,6 +1,7 @@
 #include "launch/base/child.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -121,6 +122,13 @@ std::string Child::Read(Stream stream, std::size_t most) {
   std::string bytes;
   if (from.is_open() && ReadSome(from.fd(), &bytes, most).ended) from.Close();
   return bytes;
+}
+
+std::size_t Child::Unread(Stream stream) const {
+  const Source& from = stream == Stream::kOutput ? output_ : error_;
+  int bytes = 0;
+  if (!from.is_open() || ioctl(from.fd(), FIONREAD, &bytes) != 0) return 0;
+  return static_cast<std::size_t>(bytes);
 }
 
 void Child::AskAll() {

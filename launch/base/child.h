@@ -57,7 +57,8 @@ class Child {
   void Drain();
   // Reads what it has printed and there is now; empty if there is nothing.
   std::string Read(Stream stream, std::size_t most = kReadSize);
-  bool prints() const;  // or something that it has started
+  std::size_t Unread(Stream stream) const;  // the bytes that it would read, without a limit
+  bool prints() const;                      // or something that it has started
   void StopReading();
 
  private:

@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <deque>
 #include <optional>
@@ -132,8 +134,11 @@ class RankProcess {
     // SIGKILL was somebody else's: the launcher's would have ended this process too.
     const bool by_others = end->kind == EndKind::kSignalled && end->value == SIGKILL && !killed_;
     end_->told = told_ && !by_others;
+    for (const Stream stream : kStreams) LastWords(stream) = child_.Unread(stream);
     until_ = Clock::now() + kDrainAfter;
   }
+
+  std::size_t& LastWords(Stream stream) { return last_words_[static_cast<std::size_t>(stream)]; }
 
   void TakeNotices(int most) {
     if (!notices_.is_open()) return;
@@ -177,6 +182,7 @@ class RankProcess {
     OutputMessage output{stream, child_.Read(stream, kMaxOutputBytes)};
     if (output.bytes.empty()) return false;
     unwritten_ += output.bytes.size();
+    LastWords(stream) -= std::min(LastWords(stream), output.bytes.size());
     Send(std::move(output));
     return true;
   }
@@ -351,9 +357,11 @@ class RankProcess {
     if (!end_) Stop();
   }
 
-  // Somebody reads slowly what there is: the time to drain it begins when there is room again.
+  // Somebody reads slowly what the program said before its end: the time to drain it begins when there
+  // is room again. What it has left may print for ever, and is not waited for.
   void WaitForReader() {
-    if (end_ && !said_ && !HasRoom() && !stopped_) until_ = Clock::now() + kDrainAfter;
+    const bool has_more = LastWords(Stream::kOutput) + LastWords(Stream::kError) > 0;
+    if (end_ && !said_ && has_more && !HasRoom() && !stopped_) until_ = Clock::now() + kDrainAfter;
   }
 
   void CheckTimes() {
@@ -402,6 +410,8 @@ class RankProcess {
   std::deque<std::string> to_tell_;  // notices for it
   Child child_;
   std::size_t unwritten_ = 0;
+  std::array<std::size_t, kStreams.size()>
+      last_words_{};  // of the program at its end, not sent yet
   bool started_ = false;
   bool stopped_ = false;
   bool told_ = false;  // to stop, by a signal

@@ -34,7 +34,15 @@ slow_reader_of_a_rank_that_is_held_up() {
   [ "$code" = 0 ] || fail "code $code"
   [ "$(wc -l <"$output")" = 18000 ] || fail "lines are lost: there are $(wc -l <"$output")"
 }
-together slow_reader slow_reader_of_a_failure slow_reader_of_a_rank_that_is_held_up &   # beside the others
+leftover_that_prints_for_ever() {
+  echo "--- what a rank leaves may print for ever and is not waited for; what the rank said is there"
+  code=0
+  timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 1 bash -c 'seq 2000; yes & exit 3' 2>"$errors" </dev/null |
+    grep -v 'y$' >"$output" || code=$?
+  [ "$code" = 3 ] || fail "code $code"
+  [ "$(wc -l <"$output")" = 2000 ] || fail "lines are lost: there are $(wc -l <"$output")"
+}
+together leftover_that_prints_for_ever slow_reader slow_reader_of_a_failure slow_reader_of_a_rank_that_is_held_up &   # beside the others
 slow=$!
 
 echo "--- every rank has torchrun's variables, and its lines its number"
