@@ -67,6 +67,7 @@ struct StalledItem {
   Key key;
   std::int64_t waited_us = 0;
   std::int64_t limit_us = 0;  // not 0: the call's own time, which is over, so that it is a fault
+  bool reported = false;      // by its sender, before: where it waits no more, it is decided
 };
 using ReportItem = std::variant<ReadyItem, JoinedItem, LeftItem, StalledItem>;
 

@@ -218,6 +218,8 @@ void Negotiator::ReceiveReport(int child, ReportMessage report, TimePoint now) {
       SetState* set = FindSet(stalled->key.set);
       if (IsGone(stalled->key.set)) continue;
       if (set == nullptr) return Protocol(link.rank, "a stall of an unknown set");
+      // A later use of the key is not late because the one before was.
+      if (stalled->reported && !set->HasReport(stalled->key, child)) continue;
       stalls_.Receive(*set, *stalled, now);
     }
   }

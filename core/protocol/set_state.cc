@@ -52,10 +52,18 @@ bool SetState::Gone(int source) const {
   return !left_.empty() && left_.ContainsAll(child_members_[Index(source)]);
 }
 
+bool SetState::HasReport(const PendingKey& pending, int child) const {
+  return !pending.child_reported.empty() && pending.child_reported[Index(child)];
+}
+
+bool SetState::HasReport(const Key& key, int child) const {
+  const PendingKey* const pending = keys.Find(key);
+  return pending != nullptr && HasReport(*pending, child);
+}
+
 bool SetState::Misses(const PendingKey& pending, int source) const {
   if (source == kSelf) return self_member_ && !pending.self_reported && !Gone(kSelf);
-  const bool reported = !pending.child_reported.empty() && pending.child_reported[Index(source)];
-  return !reported && !Gone(source);
+  return !HasReport(pending, source) && !Gone(source);
 }
 
 std::vector<int> SetState::Missing(const PendingKey& pending) const {
@@ -79,7 +87,7 @@ void SetState::AddSilent(PendingKey& pending) const {
   if (AllReported(pending)) return;
   if (self_member_ && !pending.self_reported) pending.silent.Add(self_);
   for (const int child : children_) {
-    if (pending.child_reported.empty() || !pending.child_reported[Index(child)]) {
+    if (!HasReport(pending, child)) {
       pending.silent.Add(child_members_[Index(child)]);
     }
   }

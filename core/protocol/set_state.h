@@ -61,6 +61,8 @@ class SetState {
   // merges. Null: it had already.
   PendingKey* AddReport(const Key& key, int source, const std::vector<bool>& absent,
                         const RankRanges& silent, TimePoint now);
+  // Whether the child reported the key, which waits.
+  bool HasReport(const Key& key, int child) const;
   // Everyone below has reported it, joined or left, and at least one has reported it.
   bool Complete(const PendingKey& pending) const;
   // Those below who neither reported it nor joined nor left, as children's indices and perhaps
@@ -86,6 +88,7 @@ class SetState {
   std::vector<Entry> decided;    // the seat's, not yet a batch
 
  private:
+  bool HasReport(const PendingKey& pending, int child) const;
   std::size_t Index(int child) const { return static_cast<std::size_t>(child); }
   // The usual case, without a look at each child.
   bool AllReported(const PendingKey& pending) const {

@@ -173,8 +173,8 @@ void StallWatch::NoteTimeOut(SetState& set, PendingKey& pending, Duration limit,
   const auto us = [](Duration d) {
     return std::chrono::duration_cast<std::chrono::microseconds>(d).count();
   };
-  around_.Report(
-      StalledItem{*pending.key, us(now - pending.since), std::max<std::int64_t>(us(limit), 1)});
+  around_.Report(StalledItem{*pending.key, us(now - pending.since),
+                             std::max<std::int64_t>(us(limit), 1), pending.forwarded});
 }
 
 // The seat asks one question at a time, about the key that has waited longest. `waiting`: the

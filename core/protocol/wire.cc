@@ -4,7 +4,7 @@
 // several (`[0]`, `[1]`, ...) is a variant in core/protocol/message.h or request.h, in their order.
 //
 //   frame     := message fixed64 digest                     of the message: core/base/digest.h
-//   message   := [0x53] [version 6] varint session body     nothing follows
+//   message   := [0x53] [version 7] varint session body     nothing follows
 //   body      := [0] report
 //              | [1] stream
 //              | [2] key varint number                      a query
@@ -19,7 +19,8 @@
 //   item      := [0] ready
 //              | [1] set member                             all below have joined, `member` last
 //              | [2] ranks text                             these ranks have left, and why
-//              | [3] key varint waited_us varint limit_us   somebody waits too long for this key
+//              | [3] key varint waited_us varint limit_us [reported]
+//                                                           somebody waits too long for this key
 //   ready     := set id run-key absent ranks                ranks: the silent ones
 //              | set varint 0 work-key absent ranks variant* varint more
 //   variant   := [0] asked ranks                            what these ranks ask for
@@ -106,7 +107,7 @@ namespace sirtaki::core {
 namespace {
 
 constexpr std::uint8_t kMagic = 0x53;
-constexpr std::uint8_t kVersion = 6;
+constexpr std::uint8_t kVersion = 7;
 constexpr auto kAnyNumber = std::numeric_limits<std::size_t>::max();
 
 enum VariantTag : std::uint8_t { kValid, kInvalidOnly, kInvalidRequest };
@@ -212,6 +213,7 @@ class MessageFields {
     Visit(item.key);
     io_.Number("stalled time", item.waited_us);
     io_.Number("time of the call", item.limit_us);
+    io_.Byte("whether it was reported", item.reported, 1);
   }
 
   void Visit(Of<Variant>& variant) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "core/protocol/negotiator.h"
+#include "tests/support/negotiation_sim.h"
 
 namespace sirtaki::core {
 namespace {
@@ -37,6 +39,44 @@ TEST(NegotiatorFaultTest, OfTwoFaultsEveryRankEndsWithTheEarliest) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(node(rank).cause().text, "early") << "rank " << rank;
     EXPECT_TRUE(node(rank).TakeReady().outgoing.empty()) << "rank " << rank << " goes on telling";
+  }
+}
+
+// The time of a call ends while its decision is on the way: the next use of the name is not late.
+TEST(NegotiatorFaultTest, ATimeOutThatCrossesItsDecisionIsForgotten) {
+  for (const bool used_again : {false, true}) {
+    tests::SimOptions options;
+    options.host_of_rank = {0, 1, 2};
+    tests::NegotiationSim sim(std::move(options));
+    int questions = 0;
+    int batches = 0;
+    sim.on_send = [&](int, int, const MessageBody& body) {
+      questions += std::holds_alternative<QueryMessage>(body) ? 1 : 0;
+    };
+    sim.on_batch = [&](int, const DecidedBatch&) { ++batches; };
+    const Key w = Key::Named(kWorldSet, "w");
+    const auto submit = [&](int rank) {
+      sim.node(rank).Submit({tests::RequestOf(w, tests::AllReduceOf({1}))}, sim.now());
+      sim.Pump(rank);
+    };
+    for (const int rank : {0, 1, 2}) submit(rank);
+    for (const int rank : {1, 2}) sim.Deliver({rank, 0});
+    ASSERT_EQ(batches, 1) << "only the seat knows that it is decided";
+    EXPECT_GT(sim.node(1).TimeOut(w, std::chrono::seconds(1), sim.now()), Duration::zero());
+    sim.Pump(1);
+    sim.Deliver({0, 2});
+    if (used_again) {
+      submit(2);
+      sim.Deliver({2, 0});
+    }
+    sim.Deliver({1, 0});
+    sim.Run(std::chrono::seconds(5), std::chrono::milliseconds(50));
+    EXPECT_EQ(questions, 0);
+    for (const int rank : {0, 1}) submit(rank);
+    if (!used_again) submit(2);
+    sim.Settle();
+    EXPECT_EQ(batches, 6);
+    for (const int rank : {0, 1, 2}) EXPECT_FALSE(sim.node(rank).faulted());
   }
 }
 

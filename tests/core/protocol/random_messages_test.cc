@@ -128,7 +128,7 @@ ReportItem RandomMessages::Item() {
       return LeftItem{SomeRanks(), Text()};
     case 2:
       return StalledItem{AnyKey(Set()), static_cast<std::int64_t>(Number() >> 1),
-                         static_cast<std::int64_t>(Number() >> 1)};
+                         static_cast<std::int64_t>(Number() >> 1), Below(2) == 1};
     default:
       break;
   }
@@ -306,7 +306,7 @@ class Dumper {
   }
   void Of(const StalledItem& item) {
     Of(item.key);
-    Put(item.waited_us, item.limit_us);
+    Put(item.waited_us, item.limit_us, item.reported);
   }
   void Of(const ReportMessage& report) {
     Put(report.ack, report.items.size());

@@ -37,7 +37,7 @@ Message DecodedOrDie(const Bytes& bytes) {
 
 // The bytes that the grammar gives, by hand: other versions of the library must read them.
 TEST(WireTest, PingIsSixBytes) {
-  const Bytes bytes = FromHex({0x53, 6, 0xac, 0x02, 4, 5});
+  const Bytes bytes = FromHex({0x53, 7, 0xac, 0x02, 4, 5});
   EXPECT_EQ(Encode({300, PingMessage{5}}), bytes);
   EXPECT_EQ(Dump(DecodedOrDie(bytes)), Dump({300, PingMessage{5}}));
 }
@@ -48,7 +48,7 @@ TEST(WireTest, ReportOfAKnownIdIsAFewBytes) {
   const Message message{1, ReportMessage{2, {item}}};
   //                              session, report, ack, 1 item, ready, set, id, no key, no bits,
   //                              none
-  const Bytes bytes = FromHex({0x53, 6, 1, 0, 2, 1, 0, 0, 9, 0, 0, 0});
+  const Bytes bytes = FromHex({0x53, 7, 1, 0, 2, 1, 0, 0, 9, 0, 0, 0});
   EXPECT_EQ(Encode(message), bytes);
   EXPECT_EQ(Dump(DecodedOrDie(bytes)), Dump(message));
 }
@@ -67,7 +67,7 @@ TEST(WireTest, WholeRunEntryFollowsTheGrammar) {
   run.silent = RankRanges{1, 2, 5};
   const Message message{0, StreamMessage{7, {Batch{3, 8, {run}}}}};
   const Bytes bytes = FromHex({
-      0x53, 6,    0,    1,            // stream of session 0
+      0x53, 7,    0,    1,            // stream of session 0
       7,    1,    3,    8, 1,         // first 7; one batch: set 3, number 8, one entry
       0,    0,    1,    2, 'a', 'b',  // run, no id, named "ab"
       2,    0x02,                     // two bits, the second set
@@ -89,7 +89,7 @@ TEST(WireTest, TheTypeThatATensorTravelsAsIsAField) {
   run.signature = signature;
   const Message message{0, StreamMessage{1, {Batch{0, 1, {run}}}}};
   Bytes bytes = FromHex({
-      0x53, 6, 0, 1, 1,  1, 0, 1, 1,  // stream of session 0; one batch of the world, one entry
+      0x53, 7, 0, 1, 1,  1, 0, 1, 1,  // stream of session 0; one batch of the world, one entry
       0,    0, 2, 5, 0,  0,           // run, no id, unnamed #5, no bits, none silent
       0,    0, 7, 0, 32, 6, 1, 7,     // all-reduce, sum, float32, host; a type follows: bfloat16
       0,                              // no new id
@@ -106,7 +106,7 @@ TEST(WireTest, LimitsAreSixNumbersByName) {
   item.variants = {{Limits{1, 2, 3, 4, 5, 300}, {}, RankRanges{0}}};
   const Message message{1, ReportMessage{2, {item}}};
   Bytes bytes = FromHex({
-      0x53, 6, 1, 0, 2,   1, 0,     // report of session 1: ack, one item, which is ready
+      0x53, 7, 1, 0, 2,   1, 0,     // report of session 1: ack, one item, which is ready
       0,    0, 1, 1, 'l', 0, 0,     // of the world, no id, named "l"; no bits, none silent
       1,    0, 3, 1, 2,   3, 4, 5,  // one variant: valid, limits
       0xac, 2, 1, 0, 0,   0,        // 300 at their end; of rank 0; no further variants
@@ -123,7 +123,7 @@ TEST(WireTest, ARefusalHasAReason) {
   item.variants = {{Refusal{}, "no", RankRanges{0}}};
   const Message message{1, ReportMessage{2, {item}}};
   Bytes bytes = FromHex({
-      0x53, 6, 1, 0, 2,   1,   0,           // report of session 1: ack, one item, which is ready
+      0x53, 7, 1, 0, 2,   1,   0,           // report of session 1: ack, one item, which is ready
       0,    0, 1, 1, 'w', 0,   0,           // of the world, no id, named "w"; no bits, none silent
       1,    2, 5, 2, 'n', 'o', 1, 0, 0, 0,  // one variant: invalid, a refusal; of rank 0; no more
   });
@@ -187,7 +187,7 @@ TEST_F(HostileBytesTest, SmallBytesDoNoHarm) {
   std::mt19937_64 random(tests::TestSeed());
   const int count = tests::ScaledCount(10000, 100000);
   for (int i = 0; i < count; ++i) {
-    Bytes bytes = FromHex({0x53, 6, 1, static_cast<int>(random() % 2)});
+    Bytes bytes = FromHex({0x53, 7, 1, static_cast<int>(random() % 2)});
     for (std::uint64_t j = random() % 60; j > 0; --j) {
       bytes.push_back(static_cast<std::byte>(random() % 4));
     }
@@ -266,12 +266,12 @@ TEST_F(HostileBytesTest, ReplacedInsertedAndRemovedBytesDoNoHarm) {
 // A count that is believed before its elements are there would ask for terabytes.
 TEST(WireBoundsTest, CountsAreHeldAgainstTheBytesThatFollow) {
   const std::initializer_list<std::pair<Bytes, const char*>> prefixes = {
-      {FromHex({0x53, 6, 1, 0, 0}), "report items"},
-      {FromHex({0x53, 6, 1, 1, 1}), "batches"},
-      {FromHex({0x53, 6, 1, 1, 1, 1, 0, 1}), "entries"},
-      {FromHex({0x53, 6, 1, 1, 1, 1, 0, 1, 1, 2}), "evicted ids"},
-      {FromHex({0x53, 6, 1, 0, 0, 1, 0, 0, 9, 0}), "absent bits"},
-      {FromHex({0x53, 6, 1, 0, 0, 1, 0, 0, 9, 0, 0}), "silent ranks"},
+      {FromHex({0x53, 7, 1, 0, 0}), "report items"},
+      {FromHex({0x53, 7, 1, 1, 1}), "batches"},
+      {FromHex({0x53, 7, 1, 1, 1, 1, 0, 1}), "entries"},
+      {FromHex({0x53, 7, 1, 1, 1, 1, 0, 1, 1, 2}), "evicted ids"},
+      {FromHex({0x53, 7, 1, 0, 0, 1, 0, 0, 9, 0}), "absent bits"},
+      {FromHex({0x53, 7, 1, 0, 0, 1, 0, 0, 9, 0, 0}), "silent ranks"},
   };
   for (const auto& [prefix, field] : prefixes) {
     for (const std::uint64_t count :
@@ -289,20 +289,20 @@ TEST(WireBoundsTest, CountsAreHeldAgainstTheBytesThatFollow) {
 TEST(WireBoundsTest, ErrorsNameTheFieldAndTheByte) {
   EXPECT_EQ(DecodeOnly({}).message(), "magic at byte 0 is cut off");
   EXPECT_EQ(DecodeOnly(FromHex({0x54})).message(), "magic at byte 0 does not begin a message");
-  const Bytes newer = FromHex({0x53, 7});
+  const Bytes newer = FromHex({0x53, 8});
   Message message;
   for (const Status& status : {DecodeOnly(newer), DecodeFrame(newer, &message)}) {
-    EXPECT_EQ(status.message(), "version at byte 1 is 7, this build speaks 6");
+    EXPECT_EQ(status.message(), "version at byte 1 is 8, this build speaks 7");
   }
-  EXPECT_EQ(DecodeOnly(FromHex({0x53, 6, 1, 9})).message(),
+  EXPECT_EQ(DecodeOnly(FromHex({0x53, 7, 1, 9})).message(),
             "message kind at byte 3 is 9, at most 8 is known");
-  EXPECT_EQ(DecodeOnly(FromHex({0x53, 6, 1, 4, 0, 0})).message(),
+  EXPECT_EQ(DecodeOnly(FromHex({0x53, 7, 1, 4, 0, 0})).message(),
             "message at byte 5 has 1 more bytes");
 }
 
 TEST(WireBoundsTest, RanksBeyondIntAreErrors) {
   // The answer to query 9: key #0 of set 0, one range from 2^31 - 1 on, then of two ranks.
-  const Bytes prefix = FromHex({0x53, 6, 1, 3, 0, 2, 0, 9, 1, 0xff, 0xff, 0xff, 0xff, 0x07});
+  const Bytes prefix = FromHex({0x53, 7, 1, 3, 0, 2, 0, 9, 1, 0xff, 0xff, 0xff, 0xff, 0x07});
   Bytes one = prefix;
   one.insert(one.end(), {std::byte{0}, std::byte{0}});
   EXPECT_TRUE(DecodeOnly(one).ok());
@@ -312,7 +312,7 @@ TEST(WireBoundsTest, RanksBeyondIntAreErrors) {
 }
 
 TEST(WireBoundsTest, AFaultThatSaysOkIsAnError) {
-  EXPECT_THAT(DecodeOnly(FromHex({0x53, 6, 1, 6, 0, 0, 0, 0, 0, 0})).message(),
+  EXPECT_THAT(DecodeOnly(FromHex({0x53, 7, 1, 6, 0, 0, 0, 0, 0, 0})).message(),
               HasSubstr("status code"));
 }
 
