@@ -2,13 +2,18 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "core/engine/work.h"
 #include "frameworks/torch/calls/pending_tensor.h"
 #include "frameworks/torch/tensors/throw.h"
 
@@ -123,23 +128,51 @@ bool SendsBackRows(OpKind kind) {
   return kind == OpKind::kAllGather || kind == OpKind::kAllToAll || kind == OpKind::kGather;
 }
 
+// A member that has joined sends no gradient of the rows that it got: none of its losses has them, so
+// zeros take their places. `sent`: the rows of `arrived` from each member.
+at::Tensor WithRowsOfJoined(const Recorded& recorded, std::size_t index, const at::Tensor& arrived,
+                            const std::vector<std::int64_t>& sent) {
+  std::vector<std::int64_t> sizes = recorded.inputs[index].sizes;
+  if (sizes.empty() || arrived.size(0) == sizes[0]) return arrived;
+  const auto& splits = recorded.call.SplitsOf(index);
+  const std::int64_t rows = sizes[0];
+  std::int64_t begin = 0;
+  std::vector<at::Tensor> parts;
+  for (std::size_t member = 0; member < sent.size(); ++member) {
+    sizes[0] = splits.empty()
+                   ? core::RowsOf(rows, recorded.members, static_cast<std::int64_t>(member))
+                   : splits[member];
+    parts.push_back(sent[member] == sizes[0] ? arrived.narrow(0, begin, sizes[0])
+                                             : at::zeros(sizes, arrived.options()));
+    begin += sent[member];
+  }
+  return at::cat(parts);
+}
+
 // The gradient of one input from what the backward's call brought for it.
-at::Tensor GradientOf(const Recorded& recorded, const Recorded::Input& input,
-                      const at::Tensor& arrived) {
+at::Tensor GradientOf(const Recorded& recorded, std::size_t index, const at::Tensor& arrived,
+                      const std::vector<std::int64_t>& sent) {
+  const Recorded::Input& input = recorded.inputs[index];
   switch (recorded.call.kind) {
     case OpKind::kAllGather: {
-      // Everybody's gradient of this rank's rows, one after the other.
+      // Everybody's gradient of this rank's rows, one after the other; nobody's who has joined.
       std::vector<std::int64_t> sizes = input.sizes;
-      sizes.insert(sizes.begin(), recorded.members);
+      const std::int64_t own = c10::multiply_integers(sizes);
+      sizes.insert(sizes.begin(), own == 0 ? recorded.members : arrived.numel() / own);
       return arrived.view(sizes).sum(0);
     }
     case OpKind::kBroadcast:
-    case OpKind::kScatter:
       return recorded.is_root ? arrived : at::zeros(input.sizes, input.options);
+    case OpKind::kScatter:
+      return recorded.is_root ? WithRowsOfJoined(recorded, index, arrived, sent)
+                              : at::zeros(input.sizes, input.options);
+    case OpKind::kAllToAll:
+      return WithRowsOfJoined(recorded, index, arrived, sent);
     case OpKind::kReduce:
     case OpKind::kReduceScatter: {
+      const at::Tensor whole = WithRowsOfJoined(recorded, index, arrived, sent);
       const double factor = FactorOf(recorded);
-      return factor == 1.0 ? arrived : arrived * factor;
+      return factor == 1.0 ? whole : whole * factor;
     }
     default:
       return arrived;
@@ -183,18 +216,18 @@ struct CollectiveFunction : torch::autograd::Function<CollectiveFunction> {
       if (SendsBackRows(recorded->call.kind)) call.splits.push_back(input.received);
     }
     if (!call.grouped) call.tensor = std::exchange(call.group, {}).front();
-    const std::vector<at::Tensor> arrived =
-        RunDifferentiable(std::move(call), recorded->session).tensors;
+    const CallResults arrived = RunDifferentiable(std::move(call), recorded->session);
 
     variable_list results;
-    auto next = arrived.begin();
+    std::size_t next = 0;
     // The ranks that are not the root of a reduce have got their own tensor.
     const bool keeps_own = recorded->call.kind == OpKind::kReduce && !recorded->is_root;
     for (std::size_t i = 0; i < recorded->inputs.size(); ++i) {
       const Recorded::Input& input = recorded->inputs[i];
       results.emplace_back();
       if (!input.differentiable) continue;
-      results.back() = GradientOf(*recorded, input, *next++);
+      results.back() = GradientOf(*recorded, i, arrived.tensors[next], arrived.rows[next]);
+      ++next;
       if (keeps_own) results.back() = results.back() + gradients[i];
     }
     results.resize(results.size() + 2);  // for what is no tensor

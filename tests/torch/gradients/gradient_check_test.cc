@@ -4,9 +4,11 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "sirtaki/barrier.h"
 #include "sirtaki/collectives.h"
 #include "tests/torch/torch_ranks.h"
 
@@ -47,14 +49,21 @@ double LossOfAll(const Inputs& inputs, const Body& body, int rank, int moved_ran
   return allreduce(loss, AllreduceOptions().op(ReduceOp::Sum)).item<double>();
 }
 
-void CheckGradients(const Inputs& inputs, const Body& body, std::vector<int> sizes = {2, 3}) {
+// The rank `joined` has joined before.
+void CheckGradients(const Inputs& inputs, const Body& body, std::vector<int> sizes = {2, 3},
+                    std::optional<int> joined = std::nullopt) {
   constexpr double kStep = 1e-3;
   for (const int size : sizes) {
     RunTorchRanks(size, [&](int rank) {
+      if (rank == joined) {
+        join();
+        return;
+      }
       Tensors mine = inputs(rank);
       for (auto& input : mine) input.requires_grad_();
       LossOf(body(mine, rank), rank).backward();
       for (int moved = 0; moved < size; ++moved) {
+        if (moved == joined) continue;
         const Tensors of_moved = inputs(moved);
         for (std::size_t i = 0; i < of_moved.size(); ++i) {
           for (std::int64_t e = 0; e < of_moved[i].numel(); ++e) {
@@ -68,6 +77,7 @@ void CheckGradients(const Inputs& inputs, const Body& body, std::vector<int> siz
           }
         }
       }
+      if (joined) join();
     });
   }
 }
@@ -250,6 +260,33 @@ TEST(GradientCheck, GroupedReducescatter) {
         return Tensors{Values(rank, {4}), Values(rank + 5, {5, 2})};
       },
       [](const Tensors& x, int) { return grouped_reducescatter(x); });
+}
+
+TEST(GradientCheck, WhenARankHasJoined) {
+  const std::vector<Body> bodies = {
+      [](const Tensors& x, int) { return Tensors{allreduce(x[0])}; },
+      [](const Tensors& x, int) { return Tensors{allgather(x[0])}; },
+      [](const Tensors& x, int) {
+        return Tensors{broadcast(x[0], 2), reduce(x[0], 2)};
+      },
+      [](const Tensors& x, int) { return Tensors{gather(x[0], 2)}; },
+      [](const Tensors& x, int) { return Tensors{scatter(x[0], 2)}; },
+      [](const Tensors& x, int) {
+        return Tensors{scatter(x[0], 0, ScatterOptions().splits({1, 2, 1}))};
+      },
+      [](const Tensors& x, int) { return Tensors{reducescatter(x[0])}; },
+      [](const Tensors& x, int rank) {
+        const std::vector<std::int64_t> splits = {1, rank == 0 ? 3 : 1, rank == 0 ? 0 : 2};
+        return Tensors{alltoall(x[0], AlltoallOptions().splits(splits)).tensor};
+      },
+      [](const Tensors& x, int) {
+        return grouped_allgather({x[0], x[0] * 2});
+      },
+  };
+  for (std::size_t i = 0; i < bodies.size(); ++i) {
+    SCOPED_TRACE("body " + std::to_string(i));
+    CheckGradients(OfShape({4, 2}), bodies[i], {3}, 1);
+  }
 }
 
 TEST(GradientCheck, OnAProcessSet) {
