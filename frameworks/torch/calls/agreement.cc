@@ -55,27 +55,35 @@ std::vector<std::string> Split(const std::string& text) {
   ThrowInvalid(what + ": " + first->substr(1) + " (on " + core::RanksText(ranks) + ")", origin);
 }
 
-// Every rank of the set gives a text. Empty if all texts are equal, else those of all its ranks, in
-// their order. `name` must be free. `numbers`: as ExchangeLists'.
+// Present has the ranks that take part, which are those of the set that have not joined, and a
+// number of each.
+struct Present {
+  std::vector<int> ranks;
+  std::vector<std::int64_t> numbers;
+};
+
+// Every rank of the set gives a text. Empty if all texts are equal, else those of all that are
+// present, in their order. `name` must be free. `present` holds this rank's number.
 std::vector<std::string> ExchangeTexts(const std::string& name, const std::string& text,
                                        const SessionSet& set, std::chrono::milliseconds timeout,
-                                       std::vector<std::int64_t>* numbers) {
-  std::vector<std::int64_t> row = {
-      static_cast<std::int64_t>(core::Digest(text.data(), text.size())),
-      static_cast<std::int64_t>(text.size())};
-  if (numbers != nullptr) row.push_back(numbers->front());
-  const std::size_t columns = row.size();
+                                       Present* present) {
+  enum Column : std::uint8_t { kDigest, kLength, kRank, kNumber, kColumns };
+  std::int64_t row[kColumns];
+  row[kDigest] = static_cast<std::int64_t>(core::Digest(text.data(), text.size()));
+  row[kLength] = static_cast<std::int64_t>(text.size());
+  row[kRank] = set.rank();
+  row[kNumber] = present->numbers.front();
   const at::Tensor rows = AllGatherBlocking(
-      at::tensor(row, at::kLong).view({1, static_cast<std::int64_t>(columns)}), name, set, timeout);
+      at::tensor(at::IntArrayRef(row), at::kLong).view({1, kColumns}), name, set, timeout);
   const std::int64_t* values = rows.const_data_ptr<std::int64_t>();
   const auto size = static_cast<std::size_t>(rows.size(0));
+  *present = {};
   bool equal = true;
-  for (std::size_t rank = 1; rank < size; ++rank) {
-    equal &= values[columns * rank] == values[0] && values[columns * rank + 1] == values[1];
-  }
-  if (numbers != nullptr) {
-    numbers->clear();
-    for (std::size_t rank = 0; rank < size; ++rank) numbers->push_back(values[columns * rank + 2]);
+  for (std::size_t i = 0; i < size; ++i) {
+    const std::int64_t* of_rank = values + kColumns * i;
+    equal &= of_rank[kDigest] == values[kDigest] && of_rank[kLength] == values[kLength];
+    present->ranks.push_back(static_cast<int>(of_rank[kRank]));
+    present->numbers.push_back(of_rank[kNumber]);
   }
   if (equal) return {};
 
@@ -85,7 +93,7 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   const char* from = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> texts;
   for (std::size_t rank = 0; rank < size; ++rank) {
-    const auto length = static_cast<std::size_t>(values[columns * rank + 1]);
+    const auto length = static_cast<std::size_t>(values[kColumns * rank + kLength]);
     texts.emplace_back(length == 0 ? std::string() : std::string(from, length));
     from += length;
   }
@@ -94,9 +102,28 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
 
 [[noreturn]] void ThrowDifference(const std::string& what,
                                   const std::vector<std::vector<std::string>>& lists,
-                                  const SessionSet& set) {
+                                  const std::vector<int>& ranks) {
   ThrowStatus(
-      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, set.ranks())));
+      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, ranks)));
+}
+
+// ExchangeLists, by which each rank tells a number as well.
+std::vector<std::vector<std::string>> ExchangeListsOf(
+    const std::string& what, const std::vector<std::string>& list, const std::string& error,
+    const SessionSet& set, std::chrono::milliseconds timeout, Present* present) {
+  const std::string text = error.empty() ? Join(list) : kError + error;
+  std::vector<std::string> texts;
+  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set, timeout, present);
+  if (texts.empty()) {
+    if (error.empty()) return {};
+    texts.assign(1, text);
+  }
+  std::vector<std::vector<std::string>> lists;
+  for (const std::string& of_rank : texts) {
+    if (of_rank[0] == kError) ThrowFirstError(what, texts, present->ranks);
+    lists.push_back(Split(of_rank));
+  }
+  return lists;
 }
 
 }  // namespace
@@ -109,36 +136,28 @@ std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
                                                     const std::string& error, const SessionSet& set,
                                                     std::chrono::milliseconds timeout,
-                                                    std::vector<std::int64_t>* numbers) {
-  const std::string text = error.empty() ? Join(list) : kError + error;
-  std::vector<std::string> texts;
-  if (set.size() > 1) texts = ExchangeTexts("sirtaki/" + what, text, set, timeout, numbers);
-  if (texts.empty()) {
-    if (error.empty()) return {};
-    texts.assign(1, text);
-  }
-  std::vector<std::vector<std::string>> lists;
-  for (const std::string& of_rank : texts) {
-    if (of_rank[0] == kError) ThrowFirstError(what, texts, set.ranks());
-    lists.push_back(Split(of_rank));
-  }
+                                                    std::vector<int>* ranks) {
+  Present present = {{set.rank()}, {0}};
+  auto lists = ExchangeListsOf(what, list, error, set, timeout, &present);
+  if (ranks != nullptr) *ranks = std::move(present.ranks);
   return lists;
 }
 
 std::vector<std::int64_t> AgreeAndGather(const std::string& what,
                                          const std::vector<std::string>& list, std::int64_t mine,
                                          const SessionSet& set) {
-  std::vector<std::int64_t> numbers = {mine};
-  const auto lists = ExchangeLists(what, list, "", set, {}, &numbers);
-  if (!lists.empty()) ThrowDifference(what, lists, set);
-  return numbers;
+  Present present = {{set.rank()}, {mine}};
+  const auto lists = ExchangeListsOf(what, list, "", set, {}, &present);
+  if (!lists.empty()) ThrowDifference(what, lists, present.ranks);
+  return std::move(present.numbers);
 }
 
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  const std::string& error, const SessionSet& set,
                  std::chrono::milliseconds timeout) {
-  const auto lists = ExchangeLists(what, list, error, set, timeout);
-  if (!lists.empty()) ThrowDifference(what, lists, set);
+  std::vector<int> ranks;
+  const auto lists = ExchangeLists(what, list, error, set, timeout, &ranks);
+  if (!lists.empty()) ThrowDifference(what, lists, ranks);
 }
 
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks) {

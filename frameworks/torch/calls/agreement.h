@@ -26,12 +26,13 @@ std::vector<std::int64_t> AgreeAndGather(const std::string& what,
                                          const SessionSet& set);
 
 // Compares as AgreeOnList does, but gives the lists of all ranks if they differ, and nothing if
-// they are equal. `numbers` (may be null) holds this rank's number and receives those of all ranks.
+// they are equal. `ranks` (may be null) receives whose lists they are: those of the ranks of the set
+// that have not joined.
 std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
                                                     const std::vector<std::string>& list,
                                                     const std::string& error, const SessionSet& set,
                                                     std::chrono::milliseconds timeout = {},
-                                                    std::vector<std::int64_t>* numbers = nullptr);
+                                                    std::vector<int>* ranks = nullptr);
 
 // Pure: "a on ranks 0, 2; b on rank 1". The items are those of these ranks, in their order.
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks);

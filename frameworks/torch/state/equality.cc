@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -145,22 +146,23 @@ std::string FirstDifferentElement(const at::Tensor& of_root, const at::Tensor& m
   return {};
 }
 
-// What to say of a tensor, of those of all ranks of the set, whose digests differ, the same on
-// every rank.
+// What to say of a tensor whose digests, those of these ranks, differ, the same on every rank.
 std::string Locate(const std::string& what, const at::Tensor& tensor,
-                   const std::vector<std::string>& digests, const SessionSet& set) {
+                   const std::vector<std::string>& digests, const std::vector<int>& ranks,
+                   const SessionSet& set) {
   at::NoGradGuard no_grad;
   // A GPU's tensor is compared with a copy, so that ranks which have it elsewhere can tell, too.
   const at::Tensor mine_flat = OnHost(tensor);
   TensorCall call =
       OwnCall(core::OpKind::kBroadcast, mine_flat, "sirtaki/" + what + "/first different", set);
-  call.root = set.first();
+  call.root = ranks.front();
   const at::Tensor of_root = PendingTensor::Start(std::move(call), set.session)->Synchronize();
   std::string mine;
   std::string error;
-  if (digests[static_cast<std::size_t>(set.members.index())] != digests[0]) {
+  const auto own = std::find(ranks.begin(), ranks.end(), set.rank()) - ranks.begin();
+  if (digests[static_cast<std::size_t>(own)] != digests[0]) {
     try {
-      mine = FirstDifferentElement(of_root, mine_flat, set.first(), set.rank());
+      mine = FirstDifferentElement(of_root, mine_flat, ranks.front(), set.rank());
     } catch (const std::exception& failure) {
       error = WhyNoMemory(failure);
     }
@@ -182,11 +184,11 @@ void CheckEqual(const std::string& what, const NamedTensors& tensors, const Sess
   if (set.size() == 1) return;
   std::string error;
   const std::vector<std::string> list = DescribeWithDigests(tensors, &error);
-  const Lists lists = ExchangeLists(what, list, error, set);
+  std::vector<int> ranks;
+  const Lists lists = ExchangeLists(what, list, error, set, {}, &ranks);
   if (lists.empty()) return;
   const Lists descriptions = Take(lists, Half::kDescriptions);
-  if (!AllEqual(descriptions))
-    ThrowMismatch(what + ": " + FirstDifference(descriptions, set.ranks()));
+  if (!AllEqual(descriptions)) ThrowMismatch(what + ": " + FirstDifference(descriptions, ranks));
 
   const Lists digests = Take(lists, Half::kDigests);
   const std::vector<std::size_t> differing = Differing(digests);
@@ -195,8 +197,8 @@ void CheckEqual(const std::string& what, const NamedTensors& tensors, const Sess
   std::vector<std::string> digest_of_rank;
   for (const auto& of_rank : digests) digest_of_rank.push_back(of_rank[first]);
   std::string text = what + ": " + Quoted(name, tensor) + " differs: digest " +
-                     GroupsText(digest_of_rank, set.ranks()) +
-                     Locate(what, tensor, digest_of_rank, set);
+                     GroupsText(digest_of_rank, ranks) +
+                     Locate(what, tensor, digest_of_rank, ranks, set);
   if (differing.size() > 1) {
     text += "; it is the first of " + std::to_string(differing.size()) + " tensors that differ";
   }

@@ -162,6 +162,22 @@ TEST(CheckParametersTest, ATensorThatCannotBeComparedIsToldToAllRanks) {
   });
 }
 
+TEST(CheckParametersTest, NamesTheRanksThatHaveNotJoined) {
+  for (const int joined : {0, 1}) {
+    SCOPED_TRACE(joined);
+    RunTorchRanks(3, [joined](int rank) {
+      if (rank != joined) {
+        const auto text = Difference({{"w", torch::full({3}, rank == 2 ? 1 : 0)}});
+        const std::string other = std::to_string(1 - joined);
+        EXPECT_THAT(text, AllOf(HasSubstr("on rank " + other + "; "), HasSubstr("on rank 2; "),
+                                HasSubstr("the first different element, [0], is 0 "),
+                                HasSubstr("on rank " + other + " and 1 ")));
+      }
+      join();
+    });
+  }
+}
+
 // A join ends with ranks that have made different numbers of steps.
 TEST(CheckParametersTest, StepsCountFromTheLastJoin) {
   core::Config config;
