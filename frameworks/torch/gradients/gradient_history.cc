@@ -39,6 +39,12 @@ void GradientHistory::NoteAverage(const at::Tensor& gradient) {
   Note(gradient);
 }
 
+void GradientHistory::ForgetAverage() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  average_.reset();
+  on_average_ = false;
+}
+
 void GradientHistory::ForgetPasses() {
   const std::lock_guard<std::mutex> lock(mutex_);
   fresh_ = false;

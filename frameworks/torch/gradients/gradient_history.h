@@ -23,6 +23,9 @@ class GradientHistory {
   bool EndPasses(const at::Tensor& gradient, bool touched, bool averaged);
   // An average was put there; undefined: none was.
   void NoteAverage(const at::Tensor& gradient);
+  // None is there: the program has zeroed it in a way that autograd does not see, as torch's foreach
+  // functions do on a GPU.
+  void ForgetAverage();
   void ForgetPasses();
 
   // The last pass has made the gradient, and not added to one.

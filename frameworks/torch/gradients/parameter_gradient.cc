@@ -170,10 +170,15 @@ void ParameterGradient::OnAccumulate() {
   const bool counts = what_.rule->at_backward && !gate_.held();
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
-  const bool adds = history_.BeginPass(what_.parameter.grad(), IsLaterAverage());
-  if (counts && adds && !what_.rule->may_repeat()) {
+  const at::Tensor& gradient = what_.parameter.grad();
+  const bool adds = history_.BeginPass(gradient, IsLaterAverage());
+  if (!counts || !adds || what_.rule->may_repeat()) return;
+  const bool is_zeroed =
+      !gradient.is_sparse() && gradient.count_nonzero().item<std::int64_t>() == 0;
+  if (!is_zeroed) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
   }
+  history_.ForgetAverage();
 }
 
 void ParameterGradient::OnGradient(const at::Tensor& incoming) {
