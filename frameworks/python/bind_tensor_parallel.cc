@@ -30,6 +30,7 @@ void BindTensorParallel(py::module_& module) {
       .def("index", &ParallelLayer::index)
       .def("ranks", &ParallelLayer::ranks)
       .def("part", &ParallelLayer::Part, WithoutGil())
+      .def("common", &ParallelLayer::Common, Waiting())
       .def("mark", &ParallelLayer::Mark, WithoutGil())
       .def(
           "column",

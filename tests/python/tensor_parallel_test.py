@@ -42,6 +42,14 @@ def test_layers_start_as_the_unsplit_ones_to_the_bit(size):
     assert torch.equal(hvd.whole_of(parts[1].weight), whole[1].weight)
 
 
+def test_what_is_whole_is_alike_with_generators_that_differ(rank, size):
+    torch.manual_seed(5)
+    first = nn.Linear(6, 4)
+    torch.manual_seed(5 + rank)
+    assert torch.equal(hvd.RowParallelLinear(6, 4).bias, first.bias)
+    assert hvd.RowParallelLinear(6, 4, device="meta").bias.is_meta
+
+
 @pytest.mark.parametrize("gather", [False, True])
 def test_gradients_in_double(size, gather):
     column = hvd.ColumnParallelLinear(3, size + 1, dtype=torch.float64, gather_output=gather)

@@ -18,6 +18,7 @@
 
 #include "core/base/text.h"
 #include "frameworks/torch/calls/agreement.h"
+#include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/parallel/tensor_parallel_calls.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -100,6 +101,14 @@ int ParallelLayer::index() const { return calls_->index(); }
 
 at::Tensor ParallelLayer::Part(const at::Tensor& whole, std::int64_t dim) const {
   return TakePart(whole.detach(), *calls_->along[dim], index());
+}
+
+at::Tensor ParallelLayer::Common(const at::Tensor& whole) const {
+  const at::Tensor common = whole.detach();
+  if (ranks() > 1 && !common.is_meta()) {
+    BroadcastInPlaceBlocking(common, calls_->set.first(), calls_->key + " whole", calls_->set);
+  }
+  return common;
 }
 
 void ParallelLayer::Mark(const at::Tensor& parameter, std::int64_t dim) const {
@@ -249,7 +258,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelLinearOptions& opt
   const auto whole = WholeLinear(options.in_features(), options.out_features(), options.bias());
   weight = register_parameter("weight", layer_.Part(whole->weight, 1));
   layer_.Mark(weight, 1);
-  if (options.bias()) bias = register_parameter("bias", whole->bias.detach());
+  if (options.bias()) bias = register_parameter("bias", layer_.Common(whole->bias));
 }
 
 void RowParallelLinearImpl::reset() {

@@ -38,6 +38,15 @@ class TensorParallelTest : public testing::Test {
   }
 };
 
+TEST_F(TensorParallelTest, WhatIsWholeIsAlikeWithGeneratorsThatDiffer) {
+  torch::manual_seed(5);
+  const torch::nn::Linear first(6, 4);  // as the first rank draws it
+  torch::manual_seed(5 + rank());
+  const RowParallelLinear row(RowParallelLinearOptions(6, 4));
+  EXPECT_TRUE(row->bias.equal(first->bias));
+  EXPECT_TRUE(row->bias.requires_grad() && row->bias.is_leaf());
+}
+
 TEST_F(TensorParallelTest, LayersStartAsTheUnsplitOnesToTheBit) {
   torch::manual_seed(11);
   const torch::nn::Linear first(7, 24);

@@ -42,6 +42,9 @@ class SIRTAKI_API ParallelLayer {
   int index() const;  // of this rank among them
   // The part of a whole tensor that this rank has, in new memory.
   at::Tensor Part(const at::Tensor& whole, std::int64_t dim) const;
+  // What every rank has whole, as the first rank has it: with biases of their own the ranks would not
+  // compute the same. In the memory of `whole`, which is a tensor of the layer's own. Collective.
+  at::Tensor Common(const at::Tensor& whole) const;
   // Says that the parameter is such a part. Dimension 0 or 1.
   void Mark(const at::Tensor& parameter, std::int64_t dim) const;
 

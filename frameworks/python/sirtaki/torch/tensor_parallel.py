@@ -60,7 +60,7 @@ class _ParallelModule(nn.Module):
                 self.register_parameter(name, None)
                 continue
             dim = self._split_along.get(name)
-            data = parameter.detach() if dim is None else self._layer.part(parameter, dim)
+            data = self._layer.common(parameter) if dim is None else self._layer.part(parameter, dim)
             self.register_parameter(name, nn.Parameter(data, parameter.requires_grad))
         self._mark()
 
