@@ -8,6 +8,7 @@
 
 #include "frameworks/python/bindings.h"
 #include "frameworks/python/handle.h"
+#include "sirtaki/data_parallel.h"
 #include "sirtaki/movement.h"
 
 namespace sirtaki::python {
@@ -55,6 +56,11 @@ void BindMovement(py::module_& module) {
   DefineBroadcast(module, "broadcast_async_", &broadcast_async_);
   DefineBroadcast(module, "grouped_broadcast_async", &grouped_broadcast_async);
   DefineBroadcast(module, "grouped_broadcast_async_", &grouped_broadcast_async_);
+  module.def("broadcast_buffers", [](const std::vector<at::Tensor>& buffers, int root_rank,
+                                     std::string name, const ProcessSet& set) {
+    const auto options = OptionsOf<BroadcastOptions>(std::move(name), set);
+    Released([&] { detail::BroadcastBuffers(buffers, root_rank, options); });
+  });
   Define(module, "allgather", &allgather, &OptionsOf<AllgatherOptions>);
   Define(module, "grouped_allgather", &grouped_allgather, &OptionsOf<AllgatherOptions>);
   Define(module, "allgather_async", &allgather_async, &OptionsOf<AllgatherOptions>);

@@ -177,6 +177,14 @@ def test_run_gives_all_ranks_the_state_and_returns_the_result(rank):
     assert train.__name__ == "train" and train.__doc__ == "What it does."
 
 
+def test_torch_s_default_device_is_not_where_the_state_travels(rank):
+    model, optimizer = training(rank)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=rank)
+    with torch.device("meta"):  # a GPU would do the same
+        assert hvd.elastic.run(lambda state: state.epoch)(state) == 0
+    support.assert_same_everywhere(hvd, list(model.parameters()))
+
+
 def test_a_scheduler_that_was_made_before_wrapping_goes_on_after_a_restore():
     model = support.net()
     base = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

@@ -329,6 +329,36 @@ def test_a_gradient_scaler_on_the_cpu(rank, size, own):
     assert scaler.get_scale() == 1024.0
 
 
+@SEVERAL
+def test_torch_s_gradient_scaler_without_synchronize_is_refused(rank):
+    model = support.net()
+    optimizer = distributed(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(support.loss_of(model, support.batches(rank)[0])).backward()
+    with pytest.raises(hvd.PendingGradientsError, match="take hvd.GradScaler"):
+        scaler.step(optimizer)
+    optimizer.synchronize()
+    scaled_step(scaler, optimizer, own=False)
+    support.assert_same_everywhere(hvd, list(model.parameters()))
+
+
+def test_a_gradient_scaler_with_adasum_and_a_rank_that_leaves_out_a_batch(rank, size):
+    if size & (size - 1):
+        pytest.skip("Adasum takes 2, 4, 8, … ranks")
+    models = [support.net(), support.net()]
+    for model, scaler in zip(models, (None, hvd.GradScaler("cpu", init_scale=1024.0))):
+        optimizer = distributed(model, op=hvd.Adasum)
+        for step, batch in enumerate(support.batches(rank)):
+            optimizer.zero_grad()
+            if size == 1 or step > 1 or rank != size - 1:
+                loss = support.loss_of(model, batch)
+                (scaler.scale(loss) if scaler else loss).backward()
+            scaler.step(optimizer) if scaler else optimizer.step()
+            if scaler:
+                scaler.update()
+    assert all(map(torch.allclose, models[0].parameters(), models[1].parameters()))
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "torch's"])
 def test_an_infinite_gradient_of_one_rank_skips_the_step_of_all(rank, size, own):
     model = support.net()

@@ -214,10 +214,9 @@ def test_buffers_are_rank_0_s_in_training(rank, size):
     wrapped.module.momentum = 0.0
     wrapped(x)
     assert wrapped.module.running_mean.tolist() == [1.0, 1.0]
-    own = hvd.DistributedDataParallel(nn.BatchNorm1d(2), broadcast_buffers=False)
-    with torch.no_grad():
-        own.module.running_mean.fill_(rank + 1.0)
-    own.module.momentum = 0.0
+    norm = nn.BatchNorm1d(2, momentum=0.0)
+    norm.running_mean.fill_(rank + 1.0)
+    own = hvd.DistributedDataParallel(norm, broadcast_buffers=False)
     own(x)
     assert own.module.running_mean.tolist() == [rank + 1.0] * 2
 
@@ -323,11 +322,27 @@ def test_a_second_hook_is_refused_and_the_first_stays(rank, size):
 def test_buffers_that_share_their_memory(rank):
     model = support.net(seed=rank)
     model.register_buffer("one", torch.full((3,), float(rank)))
+    model.register_buffer("a part", model.one[1:])
     model.register_buffer("same", model.one)
+    model.register_buffer("empty", torch.empty(0))
+    model.register_buffer("every other", torch.full((4,), float(rank))[::2])
     wrapped = hvd.DistributedDataParallel(model)
-    model.one.fill_(rank + 5.0)
+    for buffer in model.buffers():
+        buffer.fill_(rank + 5.0)
     wrapped(torch.ones(1, 4)).sum().backward()
-    assert model.same.tolist() == [5.0] * 3
+    assert all(buffer.eq(5.0).all() for buffer in model.buffers())
+
+
+def test_lazy_parameters_are_refused():
+    lazy = nn.LazyLinear(2)
+    for call in (hvd.DistributedDataParallel, lambda model: hvd.broadcast_parameters(model, 0),
+                 lambda model: hvd.broadcast_parameters(model.state_dict(), 0),
+                 lambda model: hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1)),
+                 lambda model: hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())):
+        with pytest.raises(ValueError, match="'(allreduce.noname.0|weight|bias)' of a lazy module is not initialized"):
+            call(lazy)
+    lazy(torch.ones(1, 3))
+    hvd.broadcast_parameters(lazy, 0)
 
 
 def test_after_the_session_it_says_so(rank):

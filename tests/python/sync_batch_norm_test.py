@@ -81,6 +81,16 @@ def test_a_model_is_converted(rank, size):
     support.assert_same_everywhere(hvd, list(converted.parameters()) + [b.double() for b in converted.buffers()])
 
 
+def test_statistics_that_are_not_tracked_for_a_while_stay(rank):
+    norm = hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3))
+    norm.track_running_stats = False
+    norm(torch.randn(8, 3) + 5)
+    norm.track_running_stats = True
+    assert norm.running_mean.tolist() == [0.0] * 3 and norm.num_batches_tracked == 0
+    norm(torch.randn(8, 3) + 5)
+    assert norm.running_mean.min() > 0 and norm.num_batches_tracked == 1
+
+
 def test_what_is_no_batch_is_refused():
     with pytest.raises(ValueError):
         hvd.SyncBatchNorm(3)(torch.ones(3))

@@ -8,8 +8,10 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "sirtaki/export.h"
+#include "sirtaki/movement.h"
 #include "sirtaki/optimizer.h"
 
 namespace sirtaki {
@@ -18,13 +20,17 @@ struct DistributedDataParallelOptions {
   // Says how gradients are reduced, and on which process set, which is then the set of the whole
   // module. backward_passes_per_step stays 1, and op Adasum is not allowed.
   TORCH_ARG(DistributedOptimizerOptions, gradients);
-  // If true, each forward() in training, with autograd on, first gives all ranks the buffers of the
-  // lowest rank, so that running statistics do not drift apart. A forward() in evaluation does not:
-  // ranks may evaluate differently often.
+  // If true, the constructor and each forward() in training, with autograd on, first give all ranks the
+  // buffers of the lowest rank, so that running statistics do not drift apart. A forward() in evaluation
+  // does not: ranks may evaluate differently often. If false, each rank has buffers of its own.
   TORCH_ARG(bool, broadcast_buffers) = true;
 };
 
 namespace detail {
+
+// Gives all ranks of the set the root's buffers, each once where several share memory. Collective.
+SIRTAKI_API void BroadcastBuffers(const std::vector<at::Tensor>& buffers, int root_rank,
+                                  const BroadcastOptions& options);
 
 // The part of DistributedDataParallel that does not depend on the module's type.
 class SIRTAKI_API ModuleSynchronizer {

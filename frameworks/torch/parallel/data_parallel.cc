@@ -2,16 +2,63 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 #include "sirtaki/broadcast.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/detail/elastic_calls.h"
 
 namespace sirtaki::detail {
+
+namespace {
+
+// A buffer that lies within another one's memory gets its values with that one: modules may share a
+// buffer, or have a view of another's.
+std::vector<at::Tensor> WithoutParts(const std::vector<at::Tensor>& buffers) {
+  std::vector<std::size_t> flat;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].numel() > 0 && LiesFlat(buffers[i])) flat.push_back(i);
+  }
+  const auto begin = [&](std::size_t i) {
+    return reinterpret_cast<std::uintptr_t>(buffers[i].const_data_ptr());
+  };
+  std::stable_sort(flat.begin(), flat.end(), [&](std::size_t a, std::size_t b) {
+    return std::pair(begin(a), buffers[b].nbytes()) < std::pair(begin(b), buffers[a].nbytes());
+  });
+  std::vector<bool> is_part(buffers.size());
+  std::uintptr_t known = 0;  // where the memory of those before ends
+  for (const std::size_t i : flat) {
+    const std::uintptr_t end = begin(i) + buffers[i].nbytes();
+    is_part[i] = end <= known;
+    known = std::max(known, end);
+  }
+  std::vector<at::Tensor> rest;
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    if (!is_part[i]) rest.push_back(buffers[i]);
+  }
+  return rest;
+}
+
+}  // namespace
+
+void BroadcastBuffers(const std::vector<at::Tensor>& buffers, int root_rank,
+                      const BroadcastOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors = WithoutParts(buffers);
+  if (tensors.empty()) return;
+  // Past autograd's version counter: the graph of a forward() before may have kept the buffer, as
+  // that of batch norm does without using it.
+  for (at::Tensor& tensor : tensors) tensor = tensor.variable_data();
+  broadcast_(tensors, root_rank, options);
+}
 
 class ModuleSynchronizer::Impl {
  public:
@@ -22,7 +69,10 @@ class ModuleSynchronizer::Impl {
         reducer_(module->named_parameters().pairs(), options.gradients()),
         broadcasts_buffers_(options.broadcast_buffers() && set_.size() > 1) {}
 
-  void BroadcastModule() { broadcast_parameters(*module_, set_.first(), set_.process_set); }
+  void BroadcastModule(bool with_buffers) {
+    if (with_buffers) return broadcast_parameters(*module_, set_.first(), set_.process_set);
+    broadcast_parameters(module_->named_parameters(), set_.first(), set_.process_set);
+  }
 
   void BeforeForward() {
     if (!at::GradMode::is_enabled()) return;
@@ -46,16 +96,10 @@ class ModuleSynchronizer::Impl {
   }
 
   void BroadcastBuffers() {
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> buffers;
-    // Past autograd's version counter: the graph of a forward() before may have kept the buffer, as
-    // that of batch norm does without using it.
-    for (const at::Tensor& buffer : module_->buffers()) buffers.push_back(buffer.variable_data());
-    if (buffers.empty()) return;
     const auto options =
         BroadcastOptions().name(reducer_.prefix() + "buffers").process_set(set_.process_set);
     const SessionScope scope(set_.session);
-    broadcast_(buffers, set_.first(), options);
+    detail::BroadcastBuffers(module_->buffers(), set_.first(), options);
   }
 
   const std::shared_ptr<torch::nn::Module> module_;
@@ -74,7 +118,7 @@ ModuleSynchronizer::ModuleSynchronizer(const std::shared_ptr<torch::nn::Module>&
   const SessionScope scope(CurrentSession());  // one for all that is made in there
   if (IsDeferred()) return;
   Renew();
-  impl_->BroadcastModule();
+  impl_->BroadcastModule(options_.broadcast_buffers());
 }
 
 ModuleSynchronizer::~ModuleSynchronizer() = default;

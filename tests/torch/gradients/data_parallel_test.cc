@@ -237,6 +237,22 @@ TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
   }
 }
 
+// As torch's foreach functions do it on a GPU.
+TEST(DataParallelTest, AGradientMayBeZeroedWithoutATrace) {
+  RunTorchRanks(2, [](int) {
+    auto net = std::make_shared<Branches>();
+    DistributedDataParallel<Branches> model(
+        net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)));
+    for (int step = 0; step < 3; ++step) {
+      model.forward(true).backward();
+      EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({2}, 2.0f)));
+      const auto version = net->a.grad()._version();
+      for (const auto& parameter : {net->a, net->b}) parameter.grad().variable_data().zero_();
+      EXPECT_EQ(net->a.grad()._version(), version);
+    }
+  });
+}
+
 TEST(DataParallelTest, TwoBackwardOnOneRankAreNoTwoSteps) {
   RunTorchRanks(2, [](int rank) {
     auto net = std::make_shared<Branches>();
@@ -409,6 +425,26 @@ TEST(DataParallelTest, TiedWeightsAreReducedOnce) {
         net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)));
     (model.forward() * (rank + 1)).backward();
     EXPECT_TRUE(torch::equal(net->weight.grad(), torch::full({2}, 3.0f)));
+  });
+}
+
+struct SharedMask : torch::nn::Module {
+  SharedMask() {
+    weight = register_parameter("weight", torch::ones({2}));
+    mask = register_buffer("mask", torch::ones({2}));
+    register_buffer("again", mask);
+  }
+  torch::Tensor forward() { return (weight * mask).sum(); }
+  torch::Tensor weight, mask;
+};
+
+TEST(DataParallelTest, ABufferThatTwoModulesHaveIsBroadcastOnce) {
+  RunTorchRanks(2, [](int rank) {
+    auto net = std::make_shared<SharedMask>();
+    DistributedDataParallel<SharedMask> model(net);
+    net->mask.fill_(5 + rank);
+    EXPECT_EQ(model.forward().item<float>(), 10);
+    EXPECT_TRUE(torch::equal(net->mask, torch::full({2}, 5.0f)));
   });
 }
 

@@ -105,7 +105,7 @@ class _Unpickler(pickle.Unpickler):
             return self._parameters[pid[1]]
         kind, number, dtype, shape, strides, on_cpu = pid
         if kind == "small":
-            data = torch.tensor(list(number), dtype=torch.uint8)
+            data = torch.tensor(list(number), dtype=torch.uint8, device="cpu")
             return data.view(dtype).as_strided(shape, strides).to(self._to or _device(self._held, on_cpu, self._parameters))
         if number not in self._received:
             data = self._receive()

@@ -67,28 +67,23 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        rows = _rows(optimizer) if self._enabled else []
-        if self._scale is None and rows:  # the loss is scaled by the last stage alone
+        # Ranks whose gradients are others make a step together, or none of them does.
+        sets = [optimizer._sirtaki_settings.process_set] if _has_own_gradients(optimizer) else []
+        sets = sets + _sets_of_parts(optimizer) + _rows(optimizer) if self._enabled else []
+        if self._scale is None and sets:  # this rank has no loss: a stage that is not the last, a batch left out
             device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
             self._lazy_init_scale_growth_tracker(device)
         with _shards_in_groups(optimizer):
             super().unscale_(optimizer)
-        if not self._enabled:
-            return
-        # The gradients of other ranks are others: a step is made by all of them, or by none.
-        sets = [optimizer._sirtaki_settings.process_set] if _has_own_gradients(optimizer) else []
-        for process_set in sets + _sets_of_parts(optimizer):
-            for found in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
-                allreduce_(found, op=Max, process_set=process_set)
-        if not rows:
+        if not sets:
             return
         found_inf = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
         if not found_inf:  # this rank has no gradients
-            found_inf[torch.device("cpu")] = torch.zeros(())
-        # Stages may be on other devices, and on other numbers of them.
+            found_inf[torch.device("cpu")] = torch.zeros((), device="cpu")
+        # They may be on other devices, and on other numbers of them.
         flag = torch.stack([found.cpu() for found in found_inf.values()]).amax()
-        for row in rows:
-            allreduce_(flag, op=Max, process_set=row)
+        for process_set in sets:
+            allreduce_(flag, op=Max, process_set=process_set)
         for found in found_inf.values():
             found.copy_(flag)
 

@@ -109,7 +109,7 @@ def agreed(
     texts: List[Optional[str]] = []
     if process_set.included() and (process_set.size() or 1) > 1:
         text = None if error is None else str(error) or type(error).__name__
-        wrong_here = torch.tensor([0 if text is None else 1], dtype=torch.uint8)
+        wrong_here = torch.tensor([0 if text is None else 1], dtype=torch.uint8, device="cpu")
         if _C.allgather(wrong_here, name, _impl_of(process_set)).any():
             texts = allgather_object(text, name + ": what is wrong", process_set)
     if error is not None:
@@ -125,9 +125,20 @@ def agreed(
 # ---- parameters ----
 
 
+def check_initialized(named: Iterable[Tuple[str, Any]]) -> None:
+    """Raises ValueError where a parameter of a lazy module has no values yet: each rank would draw its own later."""
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                f"{name!r} of a lazy module is not initialized: call the module with a batch first, as DDP needs it too"
+            )
+
+
 def _named(params: Parameters) -> List[Tuple[str, torch.Tensor]]:
     if isinstance(params, torch.nn.Module):
-        return [*params.named_parameters(), *((f"buffer {name}", buffer) for name, buffer in params.named_buffers())]
+        of_module = [*params.named_parameters(), *((f"buffer {name}", buffer) for name, buffer in params.named_buffers())]
+        check_initialized(of_module)
+        return of_module
     if isinstance(params, torch.Tensor) or isinstance(params, str) or not hasattr(params, "__iter__"):
         raise ValueError(f"invalid params of type: {type(params)}")
     named: List[Tuple[str, torch.Tensor]] = []
@@ -138,6 +149,7 @@ def _named(params: Parameters) -> List[Tuple[str, torch.Tensor]]:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"invalid params: {name!r} is a {type(tensor).__name__}, not a tensor")
         named.append((name, tensor))
+    check_initialized(named)
     return named
 
 

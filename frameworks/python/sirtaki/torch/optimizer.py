@@ -15,7 +15,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import SHARDS, Named, Settings, without_garbage
 from sirtaki.torch._shards import Shards, by_element, check_run, check_steps, is_cut, new_run
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.functions import agreed
+from sirtaki.torch.functions import agreed, check_initialized
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.reductions import Average
 
@@ -88,6 +88,20 @@ class _DistributedOptimizer:
     _sirtaki_skips: bool  # within skip_synchronize()
     _sirtaki_made_of: torch.optim.Optimizer
     _sirtaki_shards: Shards
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch's GradScaler reads it first in step(). What it does to a gradient leaves no trace that would be found."""
+        if self._sirtaki_reducer.is_reducing():
+            raise PendingGradientsError(
+                "torch's GradScaler would unscale gradients that are being reduced: take hvd.GradScaler, or call "
+                "optimizer.synchronize() before its unscale_() and step(), and step() within optimizer.skip_synchronize()"
+            )
+        return self.__dict__.get("_step_supports_amp_scaling", False)
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, supports: bool) -> None:
+        self.__dict__["_step_supports_amp_scaling"] = supports
 
     @property
     def op(self) -> int:
@@ -336,13 +350,16 @@ def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[to
 def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]]) -> Named:
     if named_parameters is None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        return [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
+        unnamed = [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
+        check_initialized(unnamed)
+        return unnamed
     named = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
         raise ValueError(
             "named_parameters must be a sequence of tuples (name, parameter), as from "
             "model.named_parameters()."
         )
+    check_initialized(named)
     return named
 
 

@@ -15,7 +15,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch._reduction import Settings, without_garbage
 from sirtaki.torch._structures import moved, tensors_of
 from sirtaki.torch.compression import Compression, Compressor
-from sirtaki.torch.functions import agreed, allgather_object
+from sirtaki.torch.functions import agreed, allgather_object, check_initialized
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 from sirtaki.torch.reductions import Average
 
@@ -30,8 +30,8 @@ class DistributedDataParallel(torch.nn.Module):
     program does not have to say so. With op Sum, compression or a hook backward() must not add to an average: call
     zero_grad() before.
 
-    ``broadcast_buffers``: each forward() in training that records a graph first gives all ranks the buffers of the
-    lowest rank. ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``,
+    ``broadcast_buffers``: the constructor and each forward() in training that records a graph first give all ranks the
+    buffers of the lowest rank. ``init_sync``: False leaves out the broadcast at the start. ``op``, ``compression``,
     ``gradient_predivide_factor``, ``sparse_as_dense`` and ``communication_hook`` are those of DistributedOptimizer.
 
     ``device_ids``: one device, to which the arguments of forward() are moved.
@@ -93,6 +93,7 @@ class DistributedDataParallel(torch.nn.Module):
                 raise ValueError(f"process_group is a {type(process_set).__name__}; it must be a ProcessSet")
             if not isinstance(module, torch.nn.Module):
                 raise TypeError(f"module is a {type(module).__name__}; it must be a torch.nn.Module")
+            check_initialized(module.named_parameters())
             if device_ids and len(device_ids) != 1:
                 raise ValueError(f"device_ids is {device_ids}; give one device or none: a rank has one")
             return torch.device(device_ids[0]) if device_ids else None
@@ -126,7 +127,9 @@ class DistributedDataParallel(torch.nn.Module):
         if is_deferred:  # elastic.run() sets it up, and gives all ranks the same state
             return
         self._sirtaki_rebuild()
-        tensors: List[Tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+        tensors: List[Tuple[str, torch.Tensor]] = list(module.named_parameters())
+        if broadcast_buffers:
+            tensors += module.named_buffers()
         if tensors and init_sync:
             _C.broadcast_parameters(tensors, self._first_rank(), _impl_of(process_set))
 
@@ -199,11 +202,7 @@ class DistributedDataParallel(torch.nn.Module):
     def _broadcast_buffers(self, name: str) -> None:
         if (self._process_set.size() or 1) == 1:
             return
-        # Past autograd's version counter: the graph of a forward() before may have kept the buffer. Once where several
-        # share their memory.
-        buffers = {(buffer.data_ptr(), buffer.shape): buffer.data for buffer in self.module.buffers()}
-        if buffers:
-            _C.grouped_broadcast_(list(buffers.values()), self._first_rank(), name, _impl_of(self._process_set))
+        _C.broadcast_buffers(list(self.module.buffers()), self._first_rank(), name, _impl_of(self._process_set))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

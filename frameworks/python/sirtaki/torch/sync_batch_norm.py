@@ -49,9 +49,7 @@ class SyncBatchNorm(_BatchNorm):
             input,
             self.weight,
             self.bias,
-            self.running_mean,
-            self.running_var,
-            self.num_batches_tracked,
+            *((self.running_mean, self.running_var, self.num_batches_tracked) if self.track_running_stats else (None,) * 3),
             self.eps,
             self.momentum,
         )

@@ -159,7 +159,7 @@ class State:
         """The same on all ranks."""
         if not _C.is_elastic:
             return False
-        change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8)
+        change = torch.tensor([1 if _C.elastic_change() else 0], dtype=torch.uint8, device="cpu")
         return bool(hvd.broadcast(change, 0, name="sirtaki/commit() or check_host_updates()").item())
 
     def reset(self) -> None:

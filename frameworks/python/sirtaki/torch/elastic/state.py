@@ -324,7 +324,7 @@ class TorchState(ObjectState):
         # Each is sent once: ranks that have tied others would wait for ever.
         mine.append(("the number of tensors of models", "", len(self._tensors_of_models())))
         digest = int.from_bytes(hashlib.blake2b(repr(mine).encode(), digest_size=8).digest(), "little", signed=True)
-        rows = hvd.allgather(torch.tensor([[self._steps.place, digest]]), name="sirtaki/elastic place").tolist()
+        rows = hvd.allgather(torch.tensor([[self._steps.place, digest]], device="cpu"), name="sirtaki/elastic place").tolist()
         if any(other != rows[0][1] for _, other in rows):
             of_ranks = hvd.allgather_object(mine, name="sirtaki/elastic states")
             rank = next(rank for rank, other in enumerate(of_ranks) if other != of_ranks[0])
@@ -349,7 +349,9 @@ class TorchState(ObjectState):
             return _dumps((states, [handler.value.state_dict() for handler in others], self._now()))
 
         data, error = packed(give) if is_root else (b"", None)
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else torch.empty(0, dtype=torch.uint8)
+        # On the host everywhere, whatever torch's default device is.
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8) if is_root else nothing
         received = hvd.allgather(sent, name="sirtaki/elastic state")
         # A tensor's own bytes need NumPy, and string_at() takes an int's length.
         data = (ctypes.c_char * received.numel()).from_address(received.data_ptr()).raw
