@@ -75,7 +75,7 @@ SIRTAKI_API Metrics metrics();
 
 // Starts to write what this rank does to `path`, as the option `timeline` does: a folder, in which
 // each rank that calls this writes rank-<number>.json, or a file ending in .json, which rank 0
-// alone writes. Folders are made; a file that is there is replaced. Throws InvalidArgument if a
+// alone writes. Folders are made; files of an earlier run go to a folder `previous` in it. Throws InvalidArgument if a
 // timeline is being written already, NotInitialized, std::runtime_error if the file cannot be
 // made.
 SIRTAKI_API void start_timeline(const std::string& path);
