@@ -68,9 +68,12 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
   return states;
 }
 
-// The number of a save is the same on all ranks, and another one each time. Collective.
-std::string NumberOfSave() {
-  return broadcast_object(detail::MakeNumberOfSave(), 0, "sirtaki/save_checkpoint/number");
+// The number of a save is the same on all ranks, and another one each time. It is empty if rank 0 has no
+// shards: those of its process set are saved, and ranks of other sets may have some all the same, or
+// none when it has. Collective.
+std::string NumberOfSave(const CheckpointParts& parts) {
+  return broadcast_object(detail::HasShards(parts) ? detail::MakeNumberOfSave() : std::string(), 0,
+                          "sirtaki/save_checkpoint/number");
 }
 
 // Rank 0 reads the file. Returns what the others need beside models and optimizers; empty if there
@@ -123,7 +126,7 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   const StatePtr state = Begin("save_checkpoint", parts, options);
   const auto generator_states = GatherGeneratorStates(parts);
   const int ranks = state->topology().size;
-  const detail::ShardFiles shards(path, detail::HasShards(parts) ? NumberOfSave() : "", ranks);
+  const detail::ShardFiles shards(path, NumberOfSave(parts), ranks);
   auto save = std::make_unique<detail::CheckpointSave>(path, shards, state->topology().rank);
   const std::string write_error = ErrorOf([&] {
     if (!shards.names().empty()) {

@@ -14,7 +14,8 @@
 
 namespace sirtaki::detail {
 
-// Returns the optimizer if it has sharded state, which is the same on all ranks, else null.
+// Returns the optimizer if it has sharded state, else null. It is the same on all ranks of the
+// optimizer's process set, but not of the job.
 GradientReducer* ShardedOf(torch::optim::Optimizer& optimizer);
 bool HasShards(const CheckpointParts& parts);
 

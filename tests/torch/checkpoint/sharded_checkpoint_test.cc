@@ -342,5 +342,41 @@ TEST(ShardedCheckpointTest, OfSetsThatAreShardedEachTheFirstOneIsSaved) {
   });
 }
 
+// A set of one rank has no shards, and no set has them before its first step.
+TEST(ShardedCheckpointTest, TheSetOfRankZeroDecidesWhetherThereAreShards) {
+  struct Case {
+    std::vector<int> low, high;
+    bool high_steps;
+    std::size_t files;
+  };
+  const auto expected = TrainAtOnce(5);
+  for (const Case& one :
+       {Case{{0, 1}, {2}, true, 4}, Case{{0}, {1, 2}, true, 1}, Case{{0, 1}, {2, 3}, false, 5}}) {
+    const ScratchFolder folder;
+    const std::string file = folder.File("run.pt");
+    const auto ranks = static_cast<int>(one.low.size() + one.high.size());
+    RunTorchRanks(ranks, [&](int rank) {
+      const ProcessSet low = add_process_set(one.low);
+      const ProcessSet high = add_process_set(one.high);
+      const bool is_low = rank <= one.low.back();
+      ShardedRun run(true, is_low ? low : high);
+      if (is_low || one.high_steps) run.TrainUntil(3);
+      save_checkpoint(file, run.checkpoint());
+      EXPECT_EQ(rank == 0 ? FilesBeside(file).size() : one.files, one.files);
+      ShardedRun other(true, is_low ? low : high);
+      ASSERT_TRUE(load_checkpoint(file, other.checkpoint()));
+      EXPECT_EQ(other.steps, 3);
+      other.TrainUntil(5);
+      EXPECT_EQ(Distance(other.net.parameters(), expected), 0);
+    });
+    RunTorchRanks(2, [&](int) {
+      ShardedRun run(true);
+      ASSERT_TRUE(load_checkpoint(file, run.checkpoint()));
+      run.TrainUntil(5);
+      EXPECT_EQ(Distance(run.net.parameters(), expected), 0);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace sirtaki::tests
