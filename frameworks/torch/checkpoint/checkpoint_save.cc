@@ -1,5 +1,6 @@
 #include "frameworks/torch/checkpoint/checkpoint_save.h"
 
+#include <filesystem>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
@@ -64,6 +65,21 @@ void CheckpointSave::Name() {
 
 bool CheckpointSave::HasAllShards() const { return shards_.AreThere(); }
 
+void CheckpointSave::Publish() {
+  earlier_ = shards_.Others();
+  file_->Replace();
+}
+
+void CheckpointSave::RemoveEarlier() const {
+  for (const std::string& path : earlier_) {
+    std::error_code error;
+    std::filesystem::remove(path, error);
+    if (!error) continue;
+    SIRTAKI_LOG(kWarning, "save_checkpoint: the shards of an earlier save stay: "
+                              << path << ": " << error.message());
+  }
+}
+
 SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout,
                        const std::shared_ptr<SessionState>& state)
     : path_(save->path()),
@@ -121,7 +137,8 @@ void SaveBehind::WriteAndPublish() {
     lock.unlock();
     if (save_->HasAllShards()) {
       if (MayGoOn()) save_->Publish();
-      // It is asked again: the disk may have hung in between, and a later save have begun.
+      // It is asked again: the disk may have hung in between, so that the list of what to remove was made
+      // when a later save had begun.
       if (MayGoOn()) save_->RemoveEarlier();
       return;
     }

@@ -43,10 +43,10 @@ class CheckpointSave {
   // Whether the shards of all ranks are there to be read.
   bool HasAllShards() const;
   // Rank 0: lets the file at the path be the new one. Precondition: all ranks have written.
-  void Publish() { file_->Replace(); }
-  // Rank 0: removes the shards of earlier saves. Precondition: it has published, and no later save may
-  // have begun.
-  void RemoveEarlier() const { shards_.RemoveOthers(); }
+  void Publish();
+  // Rank 0: removes the shards of earlier saves: those that were there when it published. So nothing of a
+  // later save is removed, even if the disk hangs here until that has begun.
+  void RemoveEarlier() const;
   // Removes this rank's shards. Precondition: rank 0 does not publish.
   void Withdraw() const { shards_.Remove(rank_); }
 
@@ -71,6 +71,7 @@ class CheckpointSave {
   Content rest_;
   std::optional<NewCheckpointFile> shards_file_;
   std::optional<NewCheckpointFile> file_;
+  std::vector<std::string> earlier_;  // paths of shards
 };
 
 // A save that a thread of its own writes. That thread makes no call of MPI: rank 0's learns that the

@@ -87,14 +87,17 @@ void ShardFiles::Remove(int rank) const {
   fs::remove(Beside(path_, names_[static_cast<std::size_t>(rank)]), ignored);
 }
 
-void ShardFiles::RemoveOthers() const {
+std::vector<std::string> ShardFiles::Others() const {
+  std::vector<std::string> others;
   try {
     for (const auto& entry : fs::directory_iterator(Beside(path_, "."))) {
-      if (IsOfOtherSave(entry.path().filename().string(), path_, save_)) fs::remove(entry.path());
+      if (!IsOfOtherSave(entry.path().filename().string(), path_, save_)) continue;
+      others.push_back(entry.path().string());
     }
   } catch (const fs::filesystem_error& error) {
     SIRTAKI_LOG(kWarning, "save_checkpoint: the shards of an earlier save stay: " << error.what());
   }
+  return others;
 }
 
 std::vector<ShardOfParameter> CutAgain(GradientReducer& reducer,

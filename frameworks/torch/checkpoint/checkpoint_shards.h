@@ -32,7 +32,8 @@ class ShardFiles {
   void Save(const CheckpointParts& parts, torch::serialize::OutputArchive& archive) const;
   bool AreThere() const;        // of all ranks
   void Remove(int rank) const;  // does not throw
-  void RemoveOthers() const;    // those of other saves; logs what it cannot
+  // The paths of the shards of other saves. Logs why if it cannot tell.
+  std::vector<std::string> Others() const;
 
  private:
   const std::string path_;

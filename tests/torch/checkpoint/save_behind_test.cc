@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "frameworks/torch/checkpoint/checkpoint_save.h"
+#include "frameworks/torch/checkpoint/checkpoint_shards.h"
 #include "frameworks/torch/session/session_state.h"
 #include "sirtaki/barrier.h"
 #include "sirtaki/checkpoint.h"
@@ -26,6 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::UnorderedElementsAre;
 
 CheckpointOptions BehindWithin(milliseconds timeout) {
   return CheckpointOptions().write_behind(true).timeout(timeout);
@@ -176,6 +179,38 @@ TEST(SaveBehindTest, ASaveThatWasGivenUpRemovesNothingOfALaterOne) {
     barrier();
     ExpectStepsIn(file, 2);
   });
+}
+
+// A thread that was left behind may remove what it removes when a later save has begun.
+TEST(SaveBehindTest, ASaveRemovesOnlyShardsThatWereThereBeforeItself) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto write = [&](const std::string& number) {
+    const auto archive = [&] {
+      torch::serialize::OutputArchive made;
+      made.write("save", c10::IValue(number));
+      return made;
+    };
+    auto save = std::make_unique<detail::CheckpointSave>(
+        file, detail::ShardFiles(file, number, /*ranks=*/1), /*rank=*/0);
+    save->TakeShards(archive());
+    save->TakeRest(archive());
+    save->Write();
+    save->Name();
+    return save;
+  };
+  const std::string earlier = "000000000000000a";
+  const std::string slow = "000000000000000b";
+  const std::string later = "000000000000000c";
+  const auto shards_of = [](const std::string& number) {
+    return "run.pt.shards." + number + ".0-of-1";
+  };
+  write(earlier)->Publish();
+  const auto save = write(slow);
+  save->Publish();
+  write(later)->Publish();
+  save->RemoveEarlier();
+  EXPECT_THAT(FilesBeside(file), UnorderedElementsAre("run.pt", shards_of(slow), shards_of(later)));
 }
 
 }  // namespace
