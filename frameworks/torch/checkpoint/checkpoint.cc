@@ -2,12 +2,18 @@
 
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/base/log.h"
+#include "core/base/rank_ranges.h"
+#include "core/base/types.h"
+#include "core/protocol/mismatch.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/calls/tensor_call.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
@@ -74,6 +80,27 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
 std::string NumberOfSave(const CheckpointParts& parts) {
   return broadcast_object(detail::HasShards(parts) ? detail::MakeNumberOfSave() : std::string(), 0,
                           "sirtaki/save_checkpoint/number");
+}
+
+// Rank 0 looks for the shards of all ranks, which have written them: on another host perhaps, into a
+// folder of this name that is on that host's own disk. Where hosts share the folder, this one may
+// remember for a while what was in it: over NFS for a minute, which is its acdirmax.
+void AwaitShards(const detail::CheckpointSave& save, const StatePtr& state) {
+  if (!save.is_root()) return;
+  const core::Duration apart = detail::LongestApart(state->session().config().stall_limit);
+  const auto until =
+      std::chrono::steady_clock::now() + std::min<core::Duration>(std::chrono::minutes(1), apart);
+  for (;;) {
+    const core::RankRanges missing = save.MissingShards();
+    // After a fault the ranks do not meet any more.
+    if (missing.empty() || !state->Check().ok()) return;
+    if (std::chrono::steady_clock::now() >= until) {
+      throw std::runtime_error(save.path() + ": the shards of " + core::RanksText(missing) +
+                               " are not in its folder, which has to be one that all hosts share: "
+                               "nothing is saved, and the checkpoint before stays");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 // Rank 0 reads the file. Returns what the others need beside models and optimizers; empty if there
@@ -146,18 +173,22 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   // It throws, too, after a fault of any rank that was found until now: what was read from a GPU
   // may be what a collective that was broken off has left there. Only now is that known, since to
   // read it was to wait for the GPU.
-  try {
-    detail::AgreeOnErrors("save_checkpoint", write_error, state);
-  } catch (const Error& error) {
-    // All ranks have this error, so no file will name these shards. After a fault rank 0 may not
-    // know of it, and its file may.
-    if (error.code() == ErrorCode::InvalidArgument) save->Withdraw();
-    throw;
-  }
+  const auto agree = [&](const std::string& own_error) {
+    try {
+      detail::AgreeOnErrors("save_checkpoint", own_error, state);
+    } catch (const Error& error) {
+      // All ranks have this error, so no file will name these shards. After a fault rank 0 may not
+      // know of it, and its file may.
+      if (error.code() == ErrorCode::InvalidArgument) save->Withdraw();
+      throw;
+    }
+  };
+  agree(write_error);
   if (options.write_behind()) {
     state->SetSave(detail::SaveBehind::Start(std::move(save), options.timeout(), state));
     return;
   }
+  if (!shards.names().empty()) agree(ErrorOf([&] { AwaitShards(*save, state); }));
   detail::AgreeOnErrors("save_checkpoint", ErrorOf([&] {
                           if (!save->is_root()) return;
                           save->Publish();

@@ -63,8 +63,6 @@ void CheckpointSave::Name() {
   if (shards_file_) shards_file_->Replace();
 }
 
-bool CheckpointSave::HasAllShards() const { return shards_.AreThere(); }
-
 void CheckpointSave::Publish() {
   earlier_ = shards_.Others();
   file_->Replace();
@@ -78,6 +76,10 @@ void CheckpointSave::RemoveEarlier() const {
     SIRTAKI_LOG(kWarning, "save_checkpoint: the shards of an earlier save stay: "
                               << path << ": " << error.message());
   }
+}
+
+core::Duration LongestApart(core::Duration stall_limit) {
+  return stall_limit > core::Duration::zero() ? stall_limit / 2 : core::Duration::max();
 }
 
 SaveBehind::SaveBehind(std::unique_ptr<CheckpointSave> save, milliseconds timeout,
@@ -135,7 +137,7 @@ void SaveBehind::WriteAndPublish() {
   while (is_root_ && !given_up_) {
     const bool is_last = last_look_;
     lock.unlock();
-    if (save_->HasAllShards()) {
+    if (save_->MissingShards().empty()) {
       if (MayGoOn()) save_->Publish();
       // It is asked again: the disk may have hung in between, so that the list of what to remove was made
       // when a later save had begun.

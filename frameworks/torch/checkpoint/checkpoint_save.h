@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/rank_ranges.h"
 #include "core/base/types.h"
 #include "frameworks/torch/checkpoint/checkpoint_file.h"
 #include "frameworks/torch/checkpoint/checkpoint_shards.h"
@@ -40,9 +41,9 @@ class CheckpointSave {
   void Write();
   // Gives this rank's shards their name, from which rank 0 knows that they are on the disk.
   void Name();
-  // Whether the shards of all ranks are there to be read.
-  bool HasAllShards() const;
-  // Rank 0: lets the file at the path be the new one. Precondition: all ranks have written.
+  // The ranks whose shards are not there to be read.
+  core::RankRanges MissingShards() const { return shards_.Missing(); }
+  // Rank 0: lets the file at the path be the new one. Precondition: no shards are missing.
   void Publish();
   // Rank 0: removes the shards of earlier saves: those that were there when it published. So nothing of a
   // later save is removed, even if the disk hangs here until that has begun.
@@ -73,6 +74,10 @@ class CheckpointSave {
   std::optional<NewCheckpointFile> file_;
   std::vector<std::string> earlier_;  // paths of shards
 };
+
+// The longest that a rank waits for its disk while others wait for the rank in a call: they take it for
+// lost after stall_limit (0: never).
+core::Duration LongestApart(core::Duration stall_limit);
 
 // A save that a thread of its own writes. That thread makes no call of MPI: rank 0's learns that the
 // other ranks have written from their files, which have their names only when they are on the disk.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <system_error>
 #include <type_traits>
+#include <unordered_set>
 #include <utility>
 
 #include "core/base/log.h"
@@ -71,14 +72,17 @@ void ShardFiles::Save(const CheckpointParts& parts, OutputArchive& archive) cons
 }
 
 // The folder is read anew: a host may remember for a while that a file was not there.
-bool ShardFiles::AreThere() const {
-  if (names_.empty()) return true;
-  std::size_t found = 0;
+core::RankRanges ShardFiles::Missing() const {
+  core::RankRanges missing;
+  if (names_.empty()) return missing;
+  std::unordered_set<std::string> there;
   for (const auto& entry : fs::directory_iterator(Beside(path_, "."))) {
-    found += static_cast<std::size_t>(
-        std::count(names_.begin(), names_.end(), entry.path().filename().string()));
+    there.insert(entry.path().filename().string());
   }
-  return found == names_.size();
+  for (std::size_t rank = 0; rank < names_.size(); ++rank) {
+    if (!there.contains(names_[rank])) missing.Add(static_cast<int>(rank));
+  }
+  return missing;
 }
 
 void ShardFiles::Remove(int rank) const {

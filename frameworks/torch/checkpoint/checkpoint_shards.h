@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/rank_ranges.h"
 #include "frameworks/torch/state/sharded_state.h"
 #include "sirtaki/checkpoint.h"
 #include "sirtaki/detail/gradient_reducer.h"
@@ -30,8 +31,8 @@ class ShardFiles {
   const std::vector<std::string>& names() const { return names_; }  // by rank
   // Puts the shards of this rank, of the optimizers that rank 0 has as well, into an archive.
   void Save(const CheckpointParts& parts, torch::serialize::OutputArchive& archive) const;
-  bool AreThere() const;        // of all ranks
-  void Remove(int rank) const;  // does not throw
+  core::RankRanges Missing() const;  // the ranks whose files are not there
+  void Remove(int rank) const;       // does not throw
   // The paths of the shards of other saves. Logs why if it cannot tell.
   std::vector<std::string> Others() const;
 

@@ -378,5 +378,32 @@ TEST(ShardedCheckpointTest, TheSetOfRankZeroDecidesWhetherThereAreShards) {
   }
 }
 
+// Each host may have a folder of this name on a disk of its own.
+TEST(ShardedCheckpointTest, ShardsInAFolderThatIsNotSharedDoNotReplaceTheCheckpoint) {
+  const ScratchFolder folder;
+  const ScratchFolder of_other_host;
+  const std::string file = folder.File("run.pt");
+  core::Config config;
+  config.stall_limit = std::chrono::seconds(2);  // half of it is waited for the shards
+  RunTorchRanks(
+      2,
+      [&](int rank) {
+        ShardedRun run(/*sharded=*/true);
+        run.TrainUntil(1);
+        save_checkpoint(file, run.checkpoint());
+        run.TrainUntil(2);
+        const std::string own = rank == 0 ? file : of_other_host.File("run.pt");
+        EXPECT_THAT(
+            ErrorOf(ErrorCode::InvalidArgument, [&] { save_checkpoint(own, run.checkpoint()); }),
+            AllOf(HasSubstr(file + ": the shards of rank 1 are not in its folder"),
+                  HasSubstr("one that all hosts share"), HasSubstr("(on rank 0)")));
+        barrier();
+        EXPECT_EQ(FilesBeside(own).size(), rank == 0 ? 3 : 0) << "what is of no use is gone";
+        ASSERT_TRUE(load_checkpoint(file, run.checkpoint()));
+        EXPECT_EQ(run.steps, 1);
+      },
+      config);
+}
+
 }  // namespace
 }  // namespace sirtaki::tests
