@@ -192,6 +192,14 @@ Status CheckElastic(LaunchOptions* options) {
         options->Called(options->hosts.empty() ? "hostfile" : "hosts") + " beside " + script,
         "the script names the hosts");
   }
+  if (!options->host_discovery_script.empty() &&
+      (!options->include.empty() || !options->exclude.empty())) {
+    return refuse(
+        options->Called(options->include.empty() ? "exclude" : "include") + " beside " + script,
+        "the script may name others at any time; let it print only the hosts that are to be used, "
+        "or name them with " +
+            options->Called("hosts") + " or " + options->Called("hostfile"));
+  }
   const int most = options->max_np > 0 ? options->max_np : options->np;
   if (most > 0 && (options->min_np > most || options->np > most)) {
     return refuse(options->Called(options->min_np > most ? "min-np" : "np") + " " +

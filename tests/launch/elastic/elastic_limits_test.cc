@@ -51,6 +51,20 @@ TEST(ElasticLimitsTest, WhatNoJobCanDoIsRefusedByName) {
   refuses({"--host-discovery-script", "./find.sh", "-H", "a:4"}, "--hosts beside --host-discovery");
 }
 
+// The choice would hold for the first list of the script alone.
+TEST(ElasticLimitsTest, AChoiceAmongHostsIsRefusedBesideAScriptAndStaysWithAListOfHosts) {
+  for (const std::string flag : {"--include", "--exclude"}) {
+    EXPECT_EQ(
+        Limits({"--host-discovery-script", "./find.sh", flag, "a:0,2"}, 4),
+        flag +
+            " beside --host-discovery-script cannot be given for an elastic job: the script "
+            "may name others at any time; let it print only the hosts that are to be used, or "
+            "name them with --hosts or --hostfile");
+    EXPECT_EQ(Limits({"--elastic", "-H", "a:4,b:4", flag, "a:0,2"}, 2), "1 to 2");
+    EXPECT_EQ(Limits({"--elastic", "--hostfile", "hosts", flag, "a:0,2"}, 2), "1 to 2");
+  }
+}
+
 TEST(ElasticLimitsTest, TheCooldownIsTwoNumbersInOneWordOrInTwo) {
   for (const auto& words : {std::vector<std::string>{"--blacklist-cooldown-range", "10,100"},
                             std::vector<std::string>{"--blacklist-cooldown-range", "10", "100"}}) {
