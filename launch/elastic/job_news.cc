@@ -109,7 +109,11 @@ void JobNews::TellWaits(const Membership::Wait& wait, const std::vector<Membersh
   }
   waits_for_ = about;
   if (now < tell_wait_at_) return;
-  tell_wait_at_ = now + kTellAgain;
+  // A job that trains, and leaves a host out for good, says so once.
+  const bool is_for_good = wait.what.empty() && std::ranges::all_of(hosts, [](const auto& host) {
+                             return host.until == TimePoint::max();
+                           });
+  tell_wait_at_ = is_for_good ? TimePoint::max() : now + kTellAgain;
   const auto time_to = [now](TimePoint until) {
     return DurationText(std::chrono::ceil<std::chrono::seconds>(until - now));
   };
@@ -119,8 +123,9 @@ void JobNews::TellWaits(const Membership::Wait& wait, const std::vector<Membersh
     text += ", at most " + time_to(wait.until) + " more";
   }
   for (const auto& host : hosts) {
-    text += (text.empty() ? "host " : "; host ") + host.host + " gets no worker for " +
-            time_to(host.until) + " more: " + host.why;
+    text += (text.empty() ? "host " : "; host ") + host.host + " gets no worker";
+    if (host.until != TimePoint::max()) text += " for " + time_to(host.until) + " more";
+    text += ": " + host.why;
   }
   Say(text);
 }

@@ -43,7 +43,8 @@ class JobNews {
   // with by it.
   std::string HowItEnded(const Generation::Member& worker, const EndMessage& end, int* code) const;
 
-  // Nothing waits in silence: a line tells for what, and again when that changes, and each minute.
+  // Nothing waits in silence: a line tells for what, and again when that changes, and each minute. Hosts
+  // that are left out for good in a job that trains are told once.
   void TellWaits(const Membership::Wait& wait, const std::vector<Membership::LeftOut>& hosts,
                  core::TimePoint now);
   core::TimePoint NextTime() const { return tell_wait_at_; }  // max: nothing waits

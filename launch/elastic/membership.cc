@@ -23,6 +23,16 @@ bool Membership::IsSurvivor(const Worker& worker) const {
   return worker.state == State::kReady && generation_ > 0 && worker.member_of == generation_;
 }
 
+bool Membership::IsKilled(const Worker& worker) {
+  return worker.state == State::kEnding && worker.ends_by == kNever;
+}
+
+bool Membership::HasKilled(const std::string& host) const {
+  return std::ranges::any_of(workers_, [&host](const auto& one) {
+    return one.second.host == host && IsKilled(one.second);
+  });
+}
+
 bool Membership::HasAny(State state) const {
   return std::ranges::any_of(workers_,
                              [state](const auto& one) { return one.second.state == state; });
@@ -277,12 +287,6 @@ void Membership::ForgetOrphans(TimePoint now) {
   std::erase_if(workers_, [now](const auto& one) {
     return one.second.state == State::kEnding && now >= one.second.ends_by;
   });
-  for (const auto& [id, worker] : workers_) {
-    if (worker.state != State::kEnding || worker.ends_by != kNever) continue;
-    if (now < worker.since + limits_.timeout) continue;
-    return End(1, NameOf(id, worker.host) +
-                      " was killed, and its host has not told of its end: look at that host");
-  }
 }
 
 // A change that changes nothing would be announced again and again.
@@ -328,7 +332,15 @@ void Membership::Finish(TimePoint now) {
     }
     Evict(id, "the program has ended elsewhere", now);
   }
-  if (workers_.empty()) End(finished_->empty() ? 0 : 1, *finished_);
+  std::vector<WorkerId> killed;
+  for (const auto& [id, worker] : workers_) {
+    if (!IsKilled(worker) || now < worker.since + limits_.orphan_time) return;
+    killed.push_back(id);
+  }
+  // No process outlives its killing but one that hangs in its host's kernel, maybe for ever.
+  const std::string what = killed.empty() ? "" : NamesOf(killed) + std::string(kDoesNotEnd);
+  End(finished_->empty() ? 0 : 1,
+      *finished_ + (finished_->empty() || what.empty() ? "" : "; ") + what);
 }
 
 void Membership::End(int code, std::string why) {
@@ -373,6 +385,7 @@ TimePoint Membership::NextTime() const {
     note(worker.ends_by);
     if (worker.state == State::kReady && !IsOver()) note(worker.since, kGatherTime);
     if (worker.state == State::kEnding) note(worker.since, limits_.timeout);
+    if (finished_ && IsKilled(worker)) note(worker.since, limits_.orphan_time);
   }
   for (const std::string& name : host_order_) note(hosts_.at(name).not_before);
   return next;

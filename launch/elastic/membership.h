@@ -45,7 +45,8 @@ struct ElasticLimits {
   core::Duration suspect_time = std::chrono::milliseconds(600);
   // How long a generation may take until all its members have joined; longer than start_timeout.
   core::Duration join_timeout = std::chrono::seconds(60);
-  // A worker whose host has lost it has ended itself after this time.
+  // A worker whose host has lost it has ended itself after this time. A program that has ended waits no
+  // longer for one that was killed.
   core::Duration orphan_time = std::chrono::seconds(20);
   // How long nothing is started on a host where workers have failed: the least for the first time,
   // twice as long for each one that follows it soon, at most the most. What fails before that is over
@@ -114,7 +115,7 @@ class Membership {
   // The hosts on which workers are missing, and none is started until then.
   struct LeftOut {
     std::string host;
-    core::TimePoint until;
+    core::TimePoint until;  // max: nobody knows
     std::string why;
   };
   std::vector<LeftOut> HostsLeftOut(core::TimePoint now) const;
@@ -164,6 +165,9 @@ class Membership {
   bool Stays(const Worker& survivor) const {
     return IsListed(survivor) || (IsOver() && !survivor.leaves);
   }
+  // It was told to end, and its host has not told of its end, which may never come.
+  static bool IsKilled(const Worker& worker);
+  bool HasKilled(const std::string& host) const;
   bool HasAny(State state) const;
   std::ptrdiff_t Alive() const;  // workers whose places are listed
   // Those that have trained longest come first.
@@ -176,6 +180,7 @@ class Membership {
   // The time at which the job ends if too few have come. Precondition: the generation is over.
   core::TimePoint LateAt() const;
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
+  bool LeaveHostsThatHang(const std::vector<WorkerId>& chosen, bool is_late, core::TimePoint now);
   void GoOver(const std::string& why, core::TimePoint now);
   void TellOver(const std::string& why, core::TimePoint now);
   void EndIfNobodyIsLeft();

@@ -65,13 +65,14 @@ std::vector<int> Membership::FreeSlots(const std::string& name, const Host& host
   return free;
 }
 
+// Nothing is started beside one that was killed and has not ended: a generation with both would wait.
 void Membership::Start(TimePoint now) {
   if (is_last_hope_) return;
   const bool is_first = next_worker_ == 0;
   auto room = limits_.max_ranks - Alive();
   for (const std::string& name : host_order_) {
     const Host& host = hosts_.at(name);
-    if (now < host.not_before) continue;
+    if (now < host.not_before || HasKilled(name)) continue;
     for (const int slot : FreeSlots(name, host)) {
       if (room-- <= 0) break;
       Worker& worker = workers_[next_worker_];
@@ -87,7 +88,8 @@ void Membership::Start(TimePoint now) {
 // Candidates are those that have asked, at most as many as there may be: survivors first, then others.
 // While a generation goes on its members count as survivors. Those that leave are taken where nobody
 // else has the state, or where there are too few: as many as are needed, and more where others leave
-// places. Those of a host follow each other by their slots, behind rank 0.
+// places. Those of a host follow each other by their slots, behind rank 0. A generation that goes on is
+// not disturbed for one that would have to wait until another one on its host has ended.
 std::vector<WorkerId> Membership::Candidates() const {
   std::vector<WorkerId> survivors;
   std::vector<WorkerId> leaving;
@@ -96,7 +98,8 @@ std::vector<WorkerId> Membership::Candidates() const {
     const bool is_member = worker.state == State::kMember && !IsOver();
     if (is_member || IsSurvivor(worker)) {
       (Stays(worker) ? survivors : leaving).push_back(id);
-    } else if (worker.state == State::kReady && IsListed(worker)) {
+    } else if (worker.state == State::kReady && IsListed(worker) &&
+               (IsOver() || !HasKilled(worker.host))) {
       others.push_back(id);
     }
   }
@@ -166,6 +169,45 @@ bool Membership::MustWait(const std::vector<WorkerId>& chosen, bool is_late) con
            (worker.state == State::kEnding && here(worker.host)) ||
            (worker.state == State::kStarting && all_new && !is_late);
   });
+}
+
+// A worker that was killed and does not end, since it hangs in its host's kernel, say, keeps that host
+// from training. The others go on without it if they can. True: its other workers were dropped, or the
+// job has ended.
+bool Membership::LeaveHostsThatHang(const std::vector<WorkerId>& chosen, bool is_late,
+                                    TimePoint now) {
+  if (HasAny(State::kMember)) return false;  // who is there is not known yet
+  std::map<std::string, WorkerId> hang;
+  for (const auto& [id, worker] : workers_) {
+    const bool hangs = IsKilled(worker) && now >= worker.since + limits_.timeout;
+    if (hangs) hang.insert({worker.host, id});
+  }
+  std::vector<WorkerId> there;
+  for (const WorkerId id : chosen) {
+    if (hang.contains(workers_.at(id).host)) there.push_back(id);
+  }
+  if (there.empty()) return false;
+  int others = 0;
+  bool have_state = !has_had_state_;
+  for (const auto& [id, worker] : workers_) {
+    if (worker.state != State::kReady || hang.contains(worker.host)) continue;
+    others += IsListed(worker) || IsSurvivor(worker) ? 1 : 0;
+    have_state = have_state || worker.has_state;
+  }
+  const WorkerId first = hang.at(workers_.at(there.front()).host);
+  if (others < limits_.min_ranks || !have_state) {
+    if (HasAny(State::kStarting) && !is_late) return false;
+    End(1, NameOf(first, workers_.at(first).host) + std::string(kDoesNotEnd));
+    return true;
+  }
+  for (const WorkerId id : there) {
+    const std::string& host = workers_.at(id).host;
+    Drop(id,
+         "the others go on without its host: " + NameOf(hang.at(host), host) +
+             std::string(kDoesNotEnd),
+         now);
+  }
+  return true;
 }
 
 void Membership::ForgetFailedBegins() {
@@ -285,7 +327,11 @@ void Membership::Begin(TimePoint now) {
                       core::DurationText(limits_.timeout) + LastEndText(last_end_) +
                       " (--min-np, --elastic-timeout)");
   }
-  if (!are_enough || MustWait(chosen, is_late)) return;
+  if (!are_enough) return;
+  if (MustWait(chosen, is_late)) {
+    if (!LeaveHostsThatHang(chosen, is_late, now)) return;
+    return ended_ ? void() : Begin(now);
+  }
   const auto goes_on = [this](WorkerId id) {
     const auto found = workers_.find(id);
     return found != workers_.end() && IsSurvivor(found->second);

@@ -14,6 +14,10 @@ inline constexpr std::string_view kStartAgain =
     "; what was trained is lost: start the job again, and it goes on from the program's own "
     "checkpoint, if it has one";
 
+// What is told of a worker behind its name.
+inline constexpr std::string_view kDoesNotEnd =
+    " was killed, and its host has not told of its end: look at that host";
+
 inline std::string LastEndText(const std::string& last_end) {
   return last_end.empty() ? "" : "; the last that ended: " + last_end;
 }

@@ -89,9 +89,17 @@ Membership::Wait Membership::WaitsFor() const {
 std::vector<Membership::LeftOut> Membership::HostsLeftOut(TimePoint now) const {
   std::vector<LeftOut> left_out;
   if (ended_ || finished_ || is_last_hope_) return left_out;
-  if (Alive() >= limits_.max_ranks) return left_out;
+  const bool is_full = Alive() >= limits_.max_ranks;
   for (const std::string& name : host_order_) {
     const Host& host = hosts_.at(name);
+    const auto killed = std::ranges::find_if(workers_, [&name = name](const auto& one) {
+      return one.second.host == name && IsKilled(one.second);
+    });
+    if (killed != workers_.end()) {
+      left_out.push_back({name, kNever, NameOf(killed->first, name) + std::string(kDoesNotEnd)});
+      continue;
+    }
+    if (is_full) continue;
     TimePoint orphans = TimePoint::min();
     for (const auto& [id, worker] : workers_) {
       const bool is_orphan = worker.state == State::kEnding && worker.ends_by != kNever;

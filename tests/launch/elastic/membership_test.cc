@@ -133,8 +133,9 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       log << time_of(now) << " waits for " << wait.what;
       if (wait.until != core::TimePoint::max()) log << " until " << time_of(wait.until);
       for (const auto& host : membership.HostsLeftOut(now)) {
-        log << "; " << host.host << " is left out until " << time_of(host.until) << ": "
-            << host.why;
+        log << "; " << host.host << " is left out";
+        if (host.until != core::TimePoint::max()) log << " until " << time_of(host.until);
+        log << ": " << host.why;
       }
       log << "\n";
     }
@@ -919,6 +920,111 @@ TEST(MembershipTest, OneThatIsKilledAndDoesNotEndEndsTheJob) {
 3.6 kill 1: it does not answer: it is stopped, or its host hangs
 63.6 end of the job, 1: worker 1 on host a was killed, and its host has not told of its end: look at that host
 )");
+}
+
+TEST(MembershipTest, OneThatDoesNotEndOnAHostThatNobodyNeedsEndsNothing) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0,1 lost 2
+    7 joined 0,1 2
+    8 tell
+    500 tell
+    501 failed 2
+    501.1 tell)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+0 start 2 on b:0
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+5.6 kill 2: it does not answer: it is stopped, or its host hangs
+5.6 begin 2 with 0,1
+8 waits for ; b is left out: worker 2 on host b was killed, and its host has not told of its end: look at that host
+500 waits for ; b is left out: worker 2 on host b was killed, and its host has not told of its end: look at that host
+501 start 3 on b:0
+501.1 waits for 
+)");
+}
+
+TEST(MembershipTest, ANewcomerThatNeitherComesNorEndsEndsNothing) {
+  EXPECT_EQ(Played(Limits(1, 2), R"(0 hosts a:1,b:1
+    1 ready 0
+    61 joined 0 1
+    500 wait)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+60 kill 1: its program has not called init() within --elastic-timeout (60 s)
+60 begin 1 with 0
+)");
+}
+
+TEST(MembershipTest, TheOthersGoOnWithoutTheHostOfOneThatDoesNotEnd) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1,b:2
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    3 state 0,1,2
+    5 ready 0,2 lost 1
+    66 failed 2
+    67 joined 0 2
+    500 failed 1)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on b:1
+1 begin 1 with 0,1,2
+5 end 1 for 1,2: worker 0 on host a has asked for another group
+5.6 kill 1: it does not answer: it is stopped, or its host hangs
+65.6 kill 2: the others go on without its host: worker 1 on host b was killed, and its host has not told of its end: look at that host
+65.6 begin 2 with 0
+500 start 3 on b:0
+500 start 4 on b:1
+)");
+}
+
+// The one on host a has no state, or is not enough.
+TEST(MembershipTest, WhereTheOthersCannotGoOnWithoutItsHostTheJobEnds) {
+  for (const auto& [least, has_state] : {std::pair(1, "1,2"), std::pair(2, "0,1,2")}) {
+    const std::string log =
+        Played(Limits(least, 3), std::string("0 hosts a:1,b:2\n1 ready 0,1,2\n") +
+                                     "2 joined 0,1,2 1\n3 state " + has_state +
+                                     "\n5 ready 0,2 lost 1\n70 wait");
+    EXPECT_EQ(log.substr(log.find("5.6 kill")),
+              R"(5.6 kill 1: it does not answer: it is stopped, or its host hangs
+65.6 end of the job, 1: worker 1 on host b was killed, and its host has not told of its end: look at that host
+)");
+  }
+}
+
+TEST(MembershipTest, NobodyIsTakenInBesideOneThatDoesNotEnd) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:1
+    1 ready 0
+    2 joined 0 1
+    5 hosts a:1,b:1
+    10 hosts a:1,b:2
+    66 ready 2
+    500 failed 1)"),
+            R"(0 start 0 on a:0
+1 begin 1 with 0
+5 start 1 on b:0
+10 start 2 on b:1
+65 kill 1: its program has not called init() within --elastic-timeout (60 s)
+500 start 3 on b:0
+500 announce in 1: 1 worker comes
+)");
+}
+
+TEST(MembershipTest, AProgramThatHasEndedDoesNotWaitForOneThatDoesNot) {
+  for (const auto& [finish, end] : {std::pair("8", "15.6"), std::pair("50", "50")}) {
+    const std::string log = Played(Limits(1, 3), R"(0 hosts a:2,b:1
+    1 ready 0,1,2
+    2 joined 0,1,2 1
+    5 ready 0,1 lost 2
+    7 joined 0,1 2
+    )" + std::string(finish) + " finished 0,1\n80 wait");
+    EXPECT_EQ(log.substr(log.find("5.6 begin")),
+              "5.6 begin 2 with 0,1\n" + std::string(end) +
+                  " end of the job, 0: worker 2 on host b was killed, and its host has not told of "
+                  "its end: look at that host\n");
+  }
 }
 
 TEST(MembershipTest, OneThatIsStoppedWhileOthersFinishIsKilled) {
