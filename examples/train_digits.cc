@@ -278,8 +278,10 @@ void train(Run& run, examples::PowerSGD& powersgd) {
       sirtaki::save_checkpoint(file, checkpoint);
     }
   }
-  const auto samples = static_cast<double>((run.epoch - first) * sirtaki::size()) *
-                       static_cast<double>(run.plan.sampler.size());
+  const std::int64_t of_epoch =
+      std::min(static_cast<std::int64_t>(run.plan.sampler.size()),
+               run.plan.steps * settings.accumulate * settings.batch_size);
+  const auto samples = static_cast<double>((run.epoch - first) * sirtaki::size() * of_epoch);
   report(run.net, run.accuracy, samples, training_time.count());
 }
 

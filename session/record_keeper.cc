@@ -76,8 +76,9 @@ bool IsHandler(const struct sigaction& action) {
          (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN);
 }
 
-// The former handler is called as if ours had not been there.
-void CallFormer(std::size_t index, int signal, siginfo_t* info, void* context, bool is_child) {
+// The former handler is called as if ours had not been there. Without one SIGUSR1 ends nothing: it asks
+// for records, and what a rank has forked to load its data has none.
+void CallFormer(std::size_t index, int signal, siginfo_t* info, void* context) {
   const struct sigaction& before = TheShared().before[index];
   const bool once = IsHandler(before) && (before.sa_flags & SA_RESETHAND) != 0;
   if (IsHandler(before) && !(once && TheShared().spent[index].exchange(true))) {
@@ -85,7 +86,7 @@ void CallFormer(std::size_t index, int signal, siginfo_t* info, void* context, b
     return before.sa_handler(signal);
   }
   if (!once && before.sa_handler == SIG_IGN) return;
-  if (signal == SIGUSR1 && !is_child) return;  // it asked for records only
+  if (signal == SIGUSR1) return;
   struct sigaction standard {};
   standard.sa_handler = SIG_DFL;
   sigaction(signal, &standard, nullptr);
@@ -107,7 +108,7 @@ void OnSignal(int signal, siginfo_t* info, void* context) {
       (void)poll(nullptr, 0, kLookMs);
     }
   }
-  CallFormer(index, signal, info, context, is_child);
+  CallFormer(index, signal, info, context);
   errno = saved;
 }
 

@@ -253,8 +253,8 @@ std::vector<OptionSpec> MakeTable() {
           "Whether the steps of the first optimizer are used to find better values of bucket_bytes, "
           "chunk_bytes (where gradients are not reduced in shared memory), small_bytes and fusion_delay. Rank "
           "0 prints what a step took before and after and the values found, which are used for the rest of "
-          "the run; or why there were no trials, or too few: the option deterministic, one rank and op Adasum "
-          "prevent them, and a search takes 966 steps at most.")
+          "the run; or why there were no trials, or too few: the option deterministic, one rank, op Adasum "
+          "and a process set prevent them, and a search takes 966 steps at most.")
           .Between(0, 1).Agreed(),
       TextOption<&Config::autotune_log>("autotune_log",
           "The file to which rank 0 writes the autotuner's trials (CSV). The values found go to a file with "

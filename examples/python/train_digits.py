@@ -215,7 +215,8 @@ def train(settings):
     if hvd.rank() == 0:
         print(f"test accuracy: {100 * accuracy:.2f} %")
         if seconds:
-            print(f"speed: {(last - first) * hvd.size() * len(sampler) / seconds:.0f} samples per second")
+            samples = min(len(sampler), steps * settings.accumulate * settings.batch_size)  # of a rank in an epoch
+            print(f"speed: {(last - first) * hvd.size() * samples / seconds:.0f} samples per second")
         print(f"parameters identical on all ranks, digest {digest(net):016x}", flush=True)
 
 

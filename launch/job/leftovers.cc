@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <system_error>
@@ -53,6 +54,28 @@ std::uint32_t JobOf(std::string_view name) {
 // The one that Open MPI 4 makes of a job which is not its own launcher's, "slurm.pmix.1.0".
 std::uint32_t ForeignJobOf(std::string_view name) { return HashOf(name) & ~0x8000U; }
 
+std::vector<pid_t> OthersOfGroup() {
+  std::vector<pid_t> others;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const auto process =
+        NumberFrom<pid_t>(entry.path().filename().string(), 1, std::numeric_limits<pid_t>::max());
+    if (process && *process != getpid() && getpgid(*process) == getpgrp())
+      others.push_back(*process);
+  }
+  return others;
+}
+
+bool Catches(pid_t process, int signal) {
+  const auto status = core::ReadFile("/proc/" + std::to_string(process) + "/status");
+  constexpr std::string_view kCaught = "\nSigCgt:\t";
+  const std::size_t at = status ? status->find(kCaught) : std::string::npos;
+  if (at == std::string::npos) return false;
+  const unsigned long long caught =
+      std::strtoull(status->c_str() + at + kCaught.size(), nullptr, 16);
+  return (caught >> (signal - 1) & 1) != 0;
+}
+
 }  // namespace
 
 std::vector<std::string> SegmentPrefixes(const core::EnvironmentView& env, std::string_view host,
@@ -93,13 +116,13 @@ void KillOthersOfGroup() {
   bool found = true;
   for (int look = 0; found && look < kMostLooks; ++look) {
     found = false;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-      const auto process =
-          NumberFrom<pid_t>(entry.path().filename().string(), 1, std::numeric_limits<pid_t>::max());
-      if (!process || *process == getpid() || getpgid(*process) != getpgrp()) continue;
-      found = kill(*process, SIGKILL) == 0 || found;
-    }
+    for (const pid_t process : OthersOfGroup()) found = kill(process, SIGKILL) == 0 || found;
+  }
+}
+
+void SignalOthersThatCatch(int signal) {
+  for (const pid_t process : OthersOfGroup()) {
+    if (Catches(process, signal)) kill(process, signal);
   }
 }
 

@@ -1,5 +1,5 @@
-// A rank that ends badly leaves this: processes that it has started, and in shared memory what Open
-// MPI's launcher would remove, had it not been killed as well.
+// A rank has this beside its program: processes that it has started, which a rank that ends badly
+// leaves, and in shared memory what Open MPI's launcher would remove, had it not been killed as well.
 #pragma once
 
 #include <string>
@@ -21,6 +21,9 @@ void RemoveSegments(const std::string& folder, std::string_view prefix);
 // Kills the processes of this one's group, but not this one. Leaving the group to kill it whole is
 // no way: MPICH makes each rank lead a session.
 void KillOthersOfGroup();
+// Sends a signal to those of the processes of this one's group that catch it, but not to this one: it would
+// end the others.
+void SignalOthersThatCatch(int signal);
 
 // The processes that children of this one leave behind belong to it from the call on.
 void AdoptOrphans();

@@ -201,7 +201,7 @@ class RankProcess {
       if (signal->signal == SIGKILL) Kill();
       // Other signals that end a program are not passed on so.
       const bool is_users = signal->signal == SIGUSR1 || signal->signal == SIGUSR2;
-      if (is_users && child_.running()) SignalAll(signal->signal);
+      if (is_users && child_.running()) SignalThoseThatCatch(signal->signal);
     }
     if (std::holds_alternative<StopMessage>(message)) Stop();
     return true;
@@ -330,6 +330,16 @@ class RankProcess {
   void SignalAll(int signal) const {
     if (OwnsGroup()) {
       kill(0, signal);
+    } else {
+      child_.Signal(signal);
+    }
+  }
+
+  // It asks for something, and is to end nobody: a program that starts or ends, a shell around it, or
+  // those that load its data.
+  void SignalThoseThatCatch(int signal) const {
+    if (OwnsGroup()) {
+      SignalOthersThatCatch(signal);
     } else {
       child_.Signal(signal);
     }

@@ -120,9 +120,9 @@ def stays(rank):
     """)
 
 
-def on_two_ranks(file):
-    return subprocess.run([launcher_path(), "-np", "2", "--oversubscribe", sys.executable, str(file)], env=support.without_mpi(),
-                          capture_output=True, text=True, timeout=250)
+def on_two_ranks(file, *flags):
+    return subprocess.run([launcher_path(), "-np", "2", *(flags or ["--oversubscribe"]), sys.executable, str(file)],
+                          env=support.without_mpi(), capture_output=True, text=True, timeout=250)
 
 
 @pytest.mark.parametrize("first", ["", "import mpi4py.MPI"], ids=["alone", "after mpi4py"])
@@ -215,8 +215,9 @@ def test_a_job_that_elastic_has_brought_to_its_end_has_ended_well(tmp_path):
     assert done.returncode == 0 and done.stdout.count("done: 4") == 2, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_worker_that_is_spawned_is_no_rank(tmp_path, method):
+@pytest.mark.parametrize("method,flags", [("spawn", []), ("forkserver", []), ("spawn", ["--no-mpi"])],
+                         ids=["spawn", "forkserver", "over TCP"])
+def test_a_worker_that_is_spawned_is_no_rank(tmp_path, method, flags):
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent("""
         import multiprocessing
@@ -234,7 +235,7 @@ def test_a_worker_that_is_spawned_is_no_rank(tmp_path, method):
             hvd.barrier()
             print("exit code", worker.exitcode, flush=True)
     """).replace("METHOD", method))
-    done = on_two_ranks(file)
+    done = on_two_ranks(file, *flags)
     assert done.returncode == 0 and done.stdout.count("exit code 0") == 2, done.stdout + done.stderr
     assert done.stdout.count("refused:") == 2 and "__main__" in done.stdout
 

@@ -95,7 +95,8 @@ void TakeTensorsFromPool(session::Session& session) {
 }
 
 // True if the process is initialised already and these options say nothing new.
-bool AlreadyInitialized(const InitOptions& options, const std::vector<std::string>& flags) {
+bool AlreadyInitialized(const InitOptions& options, const std::vector<std::string>& flags,
+                        std::optional<int> communicator) {
   Own& own = TheOwn();
   const std::lock_guard<std::mutex> lock(own.mutex);
   if (!own.state) return false;
@@ -108,6 +109,11 @@ bool AlreadyInitialized(const InitOptions& options, const std::vector<std::strin
     detail::ThrowInvalid(
         "init() was called again with other options than the first time: "
         "call shutdown() first");
+  }
+  if (communicator && communicator != own.communicator) {
+    detail::ThrowInvalid(
+        "init() was called again with another communicator than the first time: call shutdown() "
+        "first");
   }
   return true;
 }
@@ -171,7 +177,7 @@ std::vector<bool> Start(const InitOptions& options, const std::vector<std::strin
   }
   Own& own = TheOwn();
   const std::lock_guard<std::mutex> starting(own.starting);
-  if (AlreadyInitialized(options, flags)) {
+  if (AlreadyInitialized(options, flags, communicator)) {
     detail::ThrowIfError(start.parsed);
     return ours;
   }

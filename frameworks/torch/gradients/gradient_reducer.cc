@@ -70,8 +70,17 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     if (rule_->keeps_shards) members_.KeepIn(shards_);
   }
   if (optimizer != nullptr) LogMemory(*optimizer, "before the first step");
-  const bool first = members_.number() == 1 && set_.members.set == core::kWorldSet;
-  if (!first || !set_.session->session().config().autotune) return;
+  const bool is_first = members_.number() == 1;
+  if (!is_first || !set_.session->session().config().autotune) return;
+  if (set_.members.set != core::kWorldSet) {  // the limits that are found are those of the job
+    if (set_.rank() == 0) {
+      core::LogAnswer(
+          "autotune makes no trials with an optimizer that averages over a process set, even one "
+          "of all "
+          "ranks");
+    }
+    return;
+  }
   const std::string why_not = WhyNotTuned();
   if (why_not.empty()) {
     tuner_.emplace(set_);

@@ -88,6 +88,36 @@ TEST(LeftoversTest, OthersOfTheGroupAreKilledButNotTheOneThatAsks) {
   EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0);
 }
 
+TEST(LeftoversTest, ASignalGoesToThoseOfTheGroupThatCatchIt) {
+  const pid_t leader = fork();
+  if (leader == 0) {
+    setsid();
+    int ready[2];
+    if (pipe(ready) != 0) _exit(2);
+    pid_t children[2];
+    for (const bool catches : {false, true}) {
+      if ((children[catches] = fork()) != 0) continue;
+      if (catches) signal(SIGUSR1, [](int) { _exit(5); });
+      (void)!write(ready[1], "", 1);
+      for (;;) pause();
+    }
+    char byte = 0;
+    for (int begun = 0; begun < 2; ++begun) {
+      if (read(ready[0], &byte, 1) != 1) _exit(3);
+    }
+    SignalOthersThatCatch(SIGUSR1);
+    int state = 0;
+    if (waitpid(children[1], &state, 0) != children[1] || WEXITSTATUS(state) != 5) _exit(1);
+    // A signal that it does not catch would have come before this one.
+    kill(children[0], SIGKILL);
+    const bool ended = waitpid(children[0], &state, 0) == children[0];
+    _exit(ended && WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL ? 0 : 4);
+  }
+  int state = 0;
+  ASSERT_EQ(waitpid(leader, &state, 0), leader);
+  EXPECT_TRUE(WIFEXITED(state) && WEXITSTATUS(state) == 0) << state;
+}
+
 // In a process of its own, which adopts.
 TEST(LeftoversTest, OrphansOfANameAreEndedAndNoOthers) {
   const pid_t adopter = fork();

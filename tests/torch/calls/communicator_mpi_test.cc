@@ -62,6 +62,8 @@ TEST(CommunicatorMpiTest, AJobOnTheRanksOfACommunicator) {
     int expected = 0;
     MPI_Comm_size(half, &expected);
     init(half, Quick());
+    init(half, Quick());
+    EXPECT_THROW(init(MPI_COMM_WORLD, Quick()), Error);  // of other ranks
     MPI_Comm_free(&half);
     EXPECT_EQ(size(), expected);
     EXPECT_EQ(rank(), WorldRank() / 2);

@@ -121,6 +121,20 @@ TEST(AutotuneTest, ASearchThatCannotEndOrBeginSaysWhy) {
           "autotune ended early, after 40 steps, 1 trial: the optimizer whose steps "
           "it measures, the first of the job, made its last step before the search was over. "
           "Train for more steps, 966 at most\n"));
+  {
+    const Told told;
+    RunTorchRanks(
+        2,
+        [](int) {
+          torch::nn::Linear net(1, 1);
+          const DistributedOptimizer optimizer(
+              torch::optim::SGD(net->parameters(), 0.1), net->named_parameters(),
+              DistributedOptimizerOptions().process_set(add_process_set({0, 1})));
+        },
+        config);
+    EXPECT_THAT(told.text(),
+                ::testing::EndsWith("averages over a process set, even one of all ranks\n"));
+  }
   EXPECT_THAT(told_of(1, 2),
               ::testing::EndsWith("autotune is off: a job of one rank reduces no gradients\n"));
   config.deterministic = true;

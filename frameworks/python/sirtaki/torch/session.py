@@ -23,8 +23,8 @@ __all__ = [
     "resume_mpi", "rocm_built", "seed_all", "shutdown", "size", "xla_built",
 ]
 
-# Processes that a launcher of MPI has started have these variables, and so has what they start.
-_RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}
+# Processes that a launcher of MPI, sirtakirun or torchrun has started have these variables, and so has what they start.
+_RANK_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SIRTAKIRUN_START", "TORCHELASTIC_RUN_ID"}
 
 _last_init: Tuple[Any, Any, Any] = (None, None, None)  # the arguments that made the session
 
