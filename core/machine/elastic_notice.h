@@ -31,7 +31,8 @@ struct ElasticNotice {
     kHasHeard,  // that the generation is over
     kKnows,     // that it is to change
     kHasState,  // it has what the others have trained. `rank`: 1 + the rank that has given it to all
-    kCannotGoOn,  // nobody can train from what the generation has, nor could a later one. `text`: why
+    kCannotGoOn,  // nobody can train from what the generation has, nor could a later one. `text`: why.
+                  // `rank`: 1 + the rank because of which; 0: because of no single one
     // sirtakirun tells:
     kPlace,   // its place in the generation: rank, size; `text`: rank 0's address, and its port. Of
               // rank 0 itself the port is 0: any. `ranks`: its slot of its host alone

@@ -73,9 +73,8 @@ class ElasticJob {
     loop_.TakeSignals(Loop::UserSignals::kTaken, [this](int signal) { TakeSignal(signal); });
     variables_ = plan_.environment;
     status = connections_.OpenFor(plan_, plan_.placement.local, &variables_);
-    if (std::string folder = CurrentFolder(); !folder.empty()) {
+    if (std::string folder = CurrentFolder(); !folder.empty())
       variables_.emplace_back(kFolderVariable, std::move(folder));
-    }
     membership_.TakeHosts(SlotsOfEach(plan_.placement.hosts), Clock::now());
     return status;
   }
@@ -95,8 +94,6 @@ class ElasticJob {
     std::string address;  // by which its host reached us
     bool doomed = false;  // it is to be killed as soon as it comes
   };
-  // The generation whose rank 0 has to say where it listens.
-  using Beginning = BeginGeneration;
 
   // A reader who takes his time gets what workers have said, unless somebody wants an end.
   bool waits_for_reader() const { return is_ending() && workers_.empty() && !is_signalled_; }
@@ -316,13 +313,13 @@ class ElasticJob {
       case Kind::kHasState:
         membership_.NoteState(worker);
         if (notice.generation == membership_.generation() && --left_to_train_ == 0) {
-          const auto root = static_cast<std::size_t>(std::max(0, notice.rank - 1));
-          const WorkerId newest = members_[root < members_.size() ? root : 0].worker;
+          const WorkerId newest = MemberOf(notice.rank - 1).value_or(members_[0].worker);
           news_.TellTrains(notice.generation, newest, now);
         }
         return;
       case Kind::kCannotGoOn:
-        return membership_.NoteCannotGoOn(worker, notice.generation, notice.text);
+        return membership_.NoteCannotGoOn(worker, notice.generation, notice.text,
+                                          MemberOf(notice.rank - 1), now);
       case Kind::kPlace:
       case Kind::kOver:
       case Kind::kChange:
@@ -334,8 +331,7 @@ class ElasticJob {
     const bool leaves = notice.generation > 0 && notice.generation == membership_.generation();
     std::vector<WorkerId> suspects;
     for (std::size_t rank = 0; leaves && rank < members_.size(); ++rank) {
-      const bool is_lost = notice.ranks.Contains(static_cast<int>(rank));
-      if (is_lost) suspects.push_back(members_[rank].worker);
+      if (notice.ranks.Contains(static_cast<int>(rank))) suspects.push_back(members_[rank].worker);
     }
     if (leaves) {
       news_.NoteFailure(now);
@@ -347,6 +343,11 @@ class ElasticJob {
       }
     }
     membership_.NoteReady(worker, notice.generation, suspects, now, leaves && !notice.text.empty());
+  }
+
+  std::optional<WorkerId> MemberOf(int rank) const {
+    if (rank < 0 || rank >= std::ssize(members_)) return std::nullopt;
+    return members_[static_cast<std::size_t>(rank)].worker;
   }
 
   // The worker with which the failure began, as far as the one that asks knows.
@@ -380,11 +381,10 @@ class ElasticJob {
   void Drop(Connection* connection, const Status& why) {
     const auto found = workers_.find(connection->rank);
     if (found == workers_.end() || found->second.connection != connection) return;
-    NoteEnd(connection->rank, WorkerEnd::kLost,
-            why.ok()
-                ? "its connection has closed: sirtakirun's process there was killed, or the host "
-                  "has gone down"
-                : why.message());
+    const char* const closed =
+        "its connection has closed: sirtakirun's process there was killed, or the host has gone "
+        "down";
+    NoteEnd(connection->rank, WorkerEnd::kLost, why.ok() ? closed : why.message());
   }
 
   void NoteEnd(WorkerId id, WorkerEnd how, const std::string& why, int code = 1) {
@@ -470,8 +470,8 @@ class ElasticJob {
   std::vector<Generation::Member> members_;  // of the generation, by rank
   std::size_t left_to_join_ = 0;
   std::size_t left_to_train_ = 0;
-  AnnounceChange change_;  // the last, until a worker leaves for it
-  Beginning beginning_;
+  AnnounceChange change_;      // the last, until a worker leaves for it
+  BeginGeneration beginning_;  // the generation whose rank 0 has to say where it listens
   Connections connections_;
   JobOutput output_;
   JobNews news_;

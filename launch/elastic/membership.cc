@@ -118,11 +118,22 @@ void Membership::NoteState(WorkerId worker) {
   found->second.has_state = has_had_state_ = true;
 }
 
-void Membership::NoteCannotGoOn(WorkerId worker, int generation, const std::string& why) {
+void Membership::NoteCannotGoOn(WorkerId worker, int generation, const std::string& why,
+                                std::optional<WorkerId> because_of, TimePoint now) {
   const auto found = workers_.find(worker);
   if (found == workers_.end() || generation != generation_) return;
   if (found->second.state != State::kMember) return;
-  End(1, "the training cannot go on: " + NameOf(worker, found->second.host) + ": " + why);
+  const auto cause = because_of ? workers_.find(*because_of) : workers_.end();
+  const bool has_left = cause == workers_.end() || cause->second.state != State::kMember;
+  if (because_of && has_left) return;
+  const bool others_can = std::ranges::any_of(workers_, [](const auto& one) {
+    return one.second.has_state && one.second.state != State::kEnding;
+  });
+  if (!because_of || cause->second.has_state || !others_can || finished_) {
+    return End(1, "the training cannot go on: " + NameOf(worker, found->second.host) + ": " + why);
+  }
+  Drop(*because_of, "it cannot take the state of the others: " + why, now);
+  GoOver(last_end_, now);
 }
 
 void Membership::NoteHeard(WorkerId worker, int generation, Heard what) {

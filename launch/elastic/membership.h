@@ -94,8 +94,10 @@ class Membership {
   // The worker has the state that others may take from it.
   void NoteState(WorkerId worker);
   // The member has found that nobody can train from what the generation has, and that a later one could
-  // not: the job ends. New workers would train from nothing, and nobody would notice.
-  void NoteCannotGoOn(WorkerId worker, int generation, const std::string& why);
+  // not: the job ends. New workers would train from nothing, and nobody would notice. If that is because
+  // of one worker, which has no state, while others have it, that one is dropped, and they go on.
+  void NoteCannotGoOn(WorkerId worker, int generation, const std::string& why,
+                      std::optional<WorkerId> because_of, core::TimePoint now);
   // `code`: what the job ends with if this was the first failure, and nobody is left.
   void NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why, core::TimePoint now,
                int code = 1);

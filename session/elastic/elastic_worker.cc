@@ -138,9 +138,9 @@ void ElasticWorker::TellHasState(int root) {
   static_cast<void>(Tell({Kind::kHasState, place_.generation, root + 1, 0, 0, "", {}}));
 }
 
-void ElasticWorker::TellCannotGoOn(const std::string& why) {
+void ElasticWorker::TellCannotGoOn(const std::string& why, int rank) {
   MutexLock lock(mutex_);
-  static_cast<void>(Tell({Kind::kCannotGoOn, place_.generation, 0, 0, 0, why, {}}));
+  static_cast<void>(Tell({Kind::kCannotGoOn, place_.generation, rank + 1, 0, 0, why, {}}));
 }
 
 void ElasticWorker::NoteFailedStart(const Status& why) {

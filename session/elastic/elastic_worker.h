@@ -47,8 +47,9 @@ class ElasticWorker {
   // This process has the state that all train from, which is that of rank `root`, and may give it to
   // others.
   void TellHasState(int root) SIRTAKI_EXCLUDES(mutex_);
-  // Nobody can train from what the generation has: sirtakirun is to end the job for this reason.
-  void TellCannotGoOn(const std::string& why) SIRTAKI_EXCLUDES(mutex_);
+  // Nobody can train from what the generation has: sirtakirun is to end the job for this reason, or to
+  // drop the `rank` that is alone in that; -1: none is.
+  void TellCannotGoOn(const std::string& why, int rank) SIRTAKI_EXCLUDES(mutex_);
   // The generation did not begin here. `why` may name a rank, which is told to sirtakirun.
   void NoteFailedStart(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
 

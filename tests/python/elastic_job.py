@@ -222,6 +222,21 @@ def lost_before_run(start):
     job.wait_for(r"^\[0\] again: .*run\(\) was called again, in an elastic job")
 
 
+def one_that_comes_cannot_take_the_state(start):
+    """A worker that comes cannot take the state: it is dropped, the others go on, and the next one that comes takes it."""
+    job = start("-np", "3", "--blacklist-cooldown-range", "1,1", arguments=["newcomer fails"])
+    at, _ = job.wait_for(r"epoch \d+ 3")
+    os.kill(job.pid(2), signal.SIGKILL)
+    at, _ = job.wait_for(r"begins \d 2 ", at)
+    at, _ = job.wait_for(r"worker 3 on host .*(no memory is left for it|No module named 'picky')", at)
+    at, _ = job.wait_for(r"begins \d 2 ", at)
+    at, _ = job.wait_for(r"^\[4\] begins 2 3 ", at)
+    job.wait_for(r"epoch \d+ 3", at)
+    assert job.end() == 0
+    job.check_equal(3)
+    assert {worker for worker in range(5) if any(line.startswith(f"[{worker}] ends ") for line in job.lines)} == {0, 1, 4}
+
+
 def early_calls(start):
     """Calls that a worker which comes later would make alone are refused before run(), with no loss yet, and harm nothing."""
     job = start("-np", "2", arguments=["early calls"])
@@ -516,8 +531,8 @@ IN_PYTHON_ALONE = [the_one_that_fails_is_named, the_one_whose_state_it_is_is_nam
 LONG = [many_faults, many_faults_between_commits, many_generations]
 SHARDED = [shards_are_copied, shards_come_to_one_rank, shards_of_ranks_that_leave, shards_are_handed_over, shards_are_lost,
            shards_by_hand, shards_without_their_copies]
-CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, early_calls, fails, the_one_that_fails_is_named,
-         the_one_whose_state_it_is_is_named, *SHARDED, *LONG]
+CASES = [killed_and_replaced, stopped, below_the_minimum, lost_before_run, one_that_comes_cannot_take_the_state, early_calls,
+         fails, the_one_that_fails_is_named, the_one_whose_state_it_is_is_named, *SHARDED, *LONG]
 
 
 ON_HOSTS = [on_hosts, shards_on_hosts]

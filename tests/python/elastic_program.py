@@ -24,6 +24,7 @@ STEPS_OF_COMMIT = 10  # where step() is called after each
 STEPS_OF_COPY = 4  # of shards
 # Rank 0 stays this long after an error that ends the job: sirtakirun has to end it, and starts nobody meanwhile.
 LINGERS = 600.0
+FIRST_GENERATION = "ELASTIC_FIRST_GENERATION"  # a variable; cloudpickle would send the main module's own ones along
 PAUSE = 0.01  # between steps, so that some are left when a change comes
 
 
@@ -48,6 +49,26 @@ def make_counter():
     counter = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(counter.weight)
     return counter
+
+
+class Picky:
+    """A part of the state that the first worker which comes later cannot take."""
+
+    def __init__(self, enough):
+        self.marker = enough + ".picky"
+
+    def __deepcopy__(self, _):
+        return self
+
+    def __reduce__(self):
+        return taken, (self.marker,)
+
+
+def taken(marker):
+    if os.environ[FIRST_GENERATION] != "1" and not os.path.exists(marker):
+        with open(marker, "x"):
+            raise ModuleNotFoundError("No module named 'picky'")
+    return Picky(marker.removesuffix(".picky"))
 
 
 def make_data():
@@ -76,12 +97,13 @@ def call_early(model, optimizer):
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "early calls": calls that run() has to be
     begun for are made before; "fails": every time; "last fails", "last returns": the last rank, after its first step; "last is farthest": it alone keeps that step; "steps":
-    step() is called in the place of most commits; "sharded" and what follows it: see train_sharded(); a number: that
+    step() is called in the place of most commits; "newcomer fails": the first that comes later cannot take the state; "sharded" and what follows it: see train_sharded(); a number: that
     many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
     hvd.init()
     say("device", hvd.local_rank())
+    os.environ[FIRST_GENERATION] = str(_C.elastic_generation())
     if mode.startswith("sharded"):
         return train_sharded(enough, mode)
     torch.manual_seed(hvd.rank())  # only sync() makes the nets equal
@@ -96,7 +118,8 @@ def main(enough, mode=""):
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.TorchState(model=model, counter=counter, optimizer=optimizer, sampler=sampler,
-                                   epoch=0, trained=[], filled=0, steps=0)
+                                   epoch=0, trained=[], filled=0, steps=0,
+                                   **({"picky": Picky(enough)} if mode == "newcomer fails" else {}))
     leaves = Leaves(generations)
 
     if mode == "lost before run" and hvd.rank() == 1 and _C.elastic_generation() == 1:

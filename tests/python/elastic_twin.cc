@@ -71,6 +71,21 @@ struct Counter : torch::nn::Module {
   torch::Tensor weight = torch::zeros({1}, torch::requires_grad());
 };
 
+// A part of the state that the first worker which comes later cannot take.
+struct Picky {
+  void save(torch::serialize::OutputArchive& archive) const {
+    archive.write("nothing", torch::zeros({1}));
+  }
+  void load(torch::serialize::InputArchive& /*archive*/) const {
+    if (!comes_later || std::filesystem::exists(marker)) return;
+    std::ofstream(marker).put('x');
+    throw std::runtime_error("no memory is left for it");
+  }
+
+  std::string marker;
+  bool comes_later = sirtaki::elastic::generation() > 1;
+};
+
 constexpr std::int64_t kLarge = 1000;  // elements: several ranks have parts of them
 
 // A net whose gradient is exact, in whatever order the ranks' are added up: small whole numbers. So one
@@ -293,6 +308,9 @@ void train(const std::string& enough, const std::string& mode) {
                    .value("steps", steps)
                    .value("filled", filled)
                    .value("trained", trained);
+
+  Picky picky{enough + ".picky"};
+  if (mode == "newcomer fails") state.object("picky", picky);
 
   if (mode == "lost before run" && sirtaki::rank() == 1 && sirtaki::elastic::generation() == 1) {
     std::raise(SIGKILL);

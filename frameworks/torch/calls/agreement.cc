@@ -100,13 +100,6 @@ std::vector<std::string> ExchangeTexts(const std::string& name, const std::strin
   return texts;
 }
 
-[[noreturn]] void ThrowDifference(const std::string& what,
-                                  const std::vector<std::vector<std::string>>& lists,
-                                  const std::vector<int>& ranks) {
-  ThrowStatus(
-      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, ranks)));
-}
-
 // ExchangeLists, by which each rank tells a number as well.
 std::vector<std::vector<std::string>> ExchangeListsOf(
     const std::string& what, const std::vector<std::string>& list, const std::string& error,
@@ -148,8 +141,12 @@ std::vector<std::int64_t> AgreeAndGather(const std::string& what,
                                          const SessionSet& set) {
   Present present = {{set.rank()}, {mine}};
   const auto lists = ExchangeListsOf(what, list, "", set, {}, &present);
-  if (!lists.empty()) ThrowDifference(what, lists, present.ranks);
-  return std::move(present.numbers);
+  if (lists.empty()) return std::move(present.numbers);
+  core::Origin origin;
+  const auto other = std::ranges::find_if(lists, [&](const auto& one) { return one != lists[0]; });
+  origin.rank = present.ranks[static_cast<std::size_t>(other - lists.begin())];
+  ThrowStatus(core::Status(core::StatusCode::kMismatch,
+                           what + ": " + FirstDifference(lists, present.ranks), origin));
 }
 
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
@@ -157,7 +154,9 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  std::chrono::milliseconds timeout) {
   std::vector<int> ranks;
   const auto lists = ExchangeLists(what, list, error, set, timeout, &ranks);
-  if (!lists.empty()) ThrowDifference(what, lists, ranks);
+  if (lists.empty()) return;
+  ThrowStatus(
+      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, ranks)));
 }
 
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks) {

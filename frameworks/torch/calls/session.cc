@@ -273,8 +273,8 @@ void UnlockMpi(void* gate) noexcept SIRTAKI_NO_THREAD_SAFETY_ANALYSIS {
 bool IsElastic() { return session::ElasticWorker::IsOne(core::EnvironmentView::OfProcess()); }
 int ElasticGeneration() { return session::ElasticWorker::OfProcess().generation(); }
 void TellElasticState(int root) { session::ElasticWorker::OfProcess().TellHasState(root); }
-void TellElasticCannotGoOn(const std::string& why) {
-  session::ElasticWorker::OfProcess().TellCannotGoOn(why);
+void TellElasticCannotGoOn(const std::string& why, int rank) {
+  session::ElasticWorker::OfProcess().TellCannotGoOn(why, rank);
 }
 void CheckJob() { ThrowIfError(CurrentSession()->Check()); }
 bool IsDeferred() { return IsElastic() && !session::ElasticWorker::OfProcess().has_begun(); }

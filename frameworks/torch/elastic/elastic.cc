@@ -197,9 +197,17 @@ void ElasticAttempts::Begin() {
   try {
     state.Sync(/*from_newest=*/true);
   } catch (const Error& error) {
+    if (!elastic::is_elastic() || EndsTheJob(error)) throw;
     // Ranks that come in the place of these would train from nothing, or fail in the same way.
-    if (elastic::is_elastic() && !EndsTheJob(error)) TellElasticCannotGoOn(error.what());
-    throw;
+    const int rank = error.origin().rank;
+    TellElasticCannotGoOn(error.what(), rank);
+    const bool is_other = rank >= 0 && rank != sirtaki::rank();
+    if (!is_other || elastic::generation() == 1) throw;  // nobody has trained yet
+    // If that rank has come without the state it is dropped, and the others go on.
+    throw Error(ErrorCode::PeerLost,
+                "peer lost: rank " + std::to_string(rank) +
+                    " cannot take the state of the others: " + error.what(),
+                error.origin());
   }
 }
 

@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <queue>
 #include <random>
 #include <set>
@@ -217,7 +218,7 @@ class World {
         const auto found = processes_.find(id);
         if (found == processes_.end() || found->second.inside != generation) return;
         if (found->second.stopped || killed_.contains(id)) return;
-        membership_.NoteCannotGoOn(id, generation, "it is lost");
+        membership_.NoteCannotGoOn(id, generation, "it is lost", std::nullopt, now_);
         has_given_up_ = true;
         Die(id, WorkerEnd::kFailed);
       });

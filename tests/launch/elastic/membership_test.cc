@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -54,7 +55,7 @@ std::string Text(const ElasticOrder& order) {
 //   hosts a:2,b:1        ready 0,1       ready 0 lost 2      ready 0 fault (nobody knows whose)
 //   joined 0,1 1 (the generation)
 //   heard 1 1            knows 1 1 (of the change)   stopped 1 1
-//   cannot 0,1 1 (go on from what the generation has)
+//   cannot 0,1 1 (go on from what the generation has)      cannot 0,1 1 2 (because of 2)
 //   finished 0      failed 1            gone 1      wait      tell (what is waited for)
 //   slots (are logged from now on)
 // Gives the orders, each with its time.
@@ -116,7 +117,11 @@ std::string Played(ElasticLimits limits, const std::string& script) {
       if (word == "knows") {
         membership.NoteHeard(id, std::stoi(more), Membership::Heard::kChange);
       }
-      if (word == "cannot") membership.NoteCannotGoOn(id, std::stoi(more), "shards are lost");
+      if (word == "cannot") {
+        std::optional<WorkerId> because_of;
+        if (!last.empty()) because_of = std::stoi(last);
+        membership.NoteCannotGoOn(id, std::stoi(more), "shards are lost", because_of, now);
+      }
       if (word == "joined") membership.NoteJoined(id, std::stoi(more));
       if (word == "finished") membership.NoteEnd(id, WorkerEnd::kFinished, "exit code 0", now);
       if (word == "failed") {
@@ -378,6 +383,47 @@ TEST(MembershipTest, TheJobEndsWhereAMemberSaysThatNobodyCanGoOn) {
 3.2 announce in 2: 1 worker comes
 3.3 end of the job, 1: the training cannot go on: worker 0 on host a: shards are lost
 )");
+}
+
+TEST(MembershipTest, OneThatComesAndCannotTakeTheStateIsDropped) {
+  EXPECT_EQ(Played(Limits(1, 3), R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0,1 1
+    2 state 0,1
+    5 hosts a:2,b:1
+    6 ready 2
+    6.5 knows 0,1 1
+    7 ready 0,1
+    8 joined 0,1,2 2
+    9 cannot 0 2 2
+    9 cannot 1,2 2 2
+    9.1 ready 0,1
+    9.2 failed 2
+    9.3 cannot 0 2 2
+    9.9 wait
+    10.2 ready 3)"),
+            R"(0 start 0 on a:0
+0 start 1 on a:1
+1 begin 1 with 0,1
+5 start 2 on b:0
+6 announce in 1: 1 worker comes
+7 begin 2 with 0,1,2
+9 kill 2: it cannot take the state of the others: shards are lost
+9 end 2 for 0,1: worker 2 on host b: it cannot take the state of the others: shards are lost
+9.1 begin 3 with 0,1
+10 start 3 on b:0
+)");
+}
+
+// Nobody has the state, or the one that cannot take it has one of its own.
+TEST(MembershipTest, WhereOneThatCannotGoOnIsNoNewcomerTheJobEnds) {
+  for (const std::string have_state : {"", "2 state 0,1\n"}) {
+    const std::string log = Played(
+        Limits(1, 2), "0 hosts a:2\n1 ready 0,1\n2 joined 0,1 1\n" + have_state + "3 cannot 0 1 1");
+    EXPECT_EQ(log.substr(log.find("\n3 ")),
+              "\n3 end of the job, 1: the training cannot go on: worker 0 on host a: shards are "
+              "lost\n");
+  }
 }
 
 TEST(MembershipTest, OneThatIsNoMemberAnyMoreCannotEndTheJob) {

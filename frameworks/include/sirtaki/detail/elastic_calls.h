@@ -12,8 +12,10 @@ SIRTAKI_API bool IsElastic();         // sirtakirun has started this process for
 SIRTAKI_API int ElasticGeneration();  // 0: it had no place in one yet
 // This rank has the state that all train from, which is that of rank `root`.
 SIRTAKI_API void TellElasticState(int root);
-// Nobody can train from the state that the ranks have: sirtakirun ends the job for this reason.
-SIRTAKI_API void TellElasticCannotGoOn(const std::string& why);
+// No group can train from the state that these ranks have, for this reason. If that is because of one
+// `rank`, which lacks a state that others have, sirtakirun drops it; else it ends the job. -1: it is not
+// because of one.
+SIRTAKI_API void TellElasticCannotGoOn(const std::string& why, int rank);
 // Why the ranks are to leave the generation between two steps; empty: they are not. This rank may know it
 // before others.
 SIRTAKI_API std::string ElasticChange();

@@ -80,10 +80,14 @@ def _sync(state: State) -> None:
     try:
         state._sync_newest()
     except hvd.SirtakiError as error:
+        if not _C.is_elastic or _ends_the_job(error):
+            raise
         # Ranks that come in the place of these would train from nothing, or fail in the same way.
-        if _C.is_elastic and not _ends_the_job(error):
-            _C.elastic_tell_cannot_go_on(str(error))
-        raise
+        _C.elastic_tell_cannot_go_on(str(error), error.rank)
+        if error.rank in (-1, hvd.rank()) or _C.elastic_generation() == 1:  # nobody has trained yet
+            raise
+        # If that rank has come without the state it is dropped, and the others go on.
+        raise hvd.PeerLostError(f"peer lost: rank {error.rank} cannot take the state of the others: {error}") from error
 
 
 def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> Any:

@@ -329,7 +329,9 @@ class TorchState(ObjectState):
             of_ranks = hvd.allgather_object(mine, name="sirtaki/elastic states")
             rank = next(rank for rank, other in enumerate(of_ranks) if other != of_ranks[0])
             zero, other = next(pair for pair in itertools.zip_longest(of_ranks[0], of_ranks[rank]) if pair[0] != pair[1])
-            raise hvd.MismatchError(f"the ranks' states differ in their make-up: rank 0 has {zero}, rank {rank} has {other}")
+            differs = hvd.MismatchError(f"the ranks' states differ in their make-up: rank 0 has {zero}, rank {rank} has {other}")
+            differs.rank = rank
+            raise differs
         return [place for place, _ in rows]
 
     def _tensors_of_models(self) -> Dict[int, torch.Tensor]:
