@@ -74,9 +74,9 @@ std::vector<at::Tensor> GatherGeneratorStates(const CheckpointParts& parts) {
   return states;
 }
 
-// The number of a save is the same on all ranks, and another one each time. It is empty if rank 0 has no
-// shards: those of its process set are saved, and ranks of other sets may have some all the same, or
-// none when it has. Collective.
+// The number of a save is the same on all ranks, and another one each time. It is empty if rank 0 has
+// no shards: those of its process set are saved, and ranks of other sets may have some all the same,
+// or none when it has. Collective.
 std::string NumberOfSave(const CheckpointParts& parts) {
   return broadcast_object(detail::HasShards(parts) ? detail::MakeNumberOfSave() : std::string(), 0,
                           "sirtaki/save_checkpoint/number");

@@ -1,12 +1,16 @@
 #include "frameworks/torch/checkpoint/checkpoint_save.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/base/log.h"
 #include "core/machine/fork_guard.h"
+#include "core/protocol/mismatch.h"
 #include "core/threads/quiet_thread.h"
 #include "frameworks/torch/calls/agreement.h"
 #include "frameworks/torch/checkpoint/checkpoint_reading.h"
@@ -137,15 +141,22 @@ void SaveBehind::WriteAndPublish() {
   while (is_root_ && !given_up_) {
     const bool is_last = last_look_;
     lock.unlock();
-    if (save_->MissingShards().empty()) {
+    const core::RankRanges missing = save_->MissingShards();
+    if (missing.empty()) {
       if (MayGoOn()) save_->Publish();
-      // It is asked again: the disk may have hung in between, so that the list of what to remove was made
-      // when a later save had begun.
+      // It is asked again: the disk may have hung in between, so that the list of what to remove was
+      // made when a later save had begun.
       if (MayGoOn()) save_->RemoveEarlier();
       return;
     }
     lock.lock();
-    if (is_last) throw std::runtime_error(path_ + ": other ranks have not written");
+    missing_ = missing;
+    if (is_last) {
+      throw std::runtime_error(
+          path_ + ": the shards of " + core::RanksText(missing) +
+          " are not in its folder: they were not written in time, or the hosts "
+          "do not share the folder");
+    }
     changed_.wait_for(lock, kLook, [this] { return last_look_ || given_up_; });
   }
 }
@@ -158,49 +169,64 @@ bool SaveBehind::MayGoOn() {
 
 std::string SaveBehind::TooLate(const std::string& what, core::Duration limit) const {
   const auto ms = std::chrono::duration_cast<milliseconds>(limit).count();
-  return path_ + ": " + what + " within " + std::to_string(ms) + " ms, " +
-         (timeout_.count() > 0 ? "the timeout of its CheckpointOptions" : "the stall_limit") +
-         (goes_on_ ? ": it or the checkpoint before it is there, and whole"
-                   : ": it is given up, and the checkpoint before it stays") +
-         ". Its disk hangs or is slow; if it is only slow, give it a longer timeout";
+  const std::string in_time =
+      " within " + std::to_string(ms) + " ms, " +
+      (timeout_.count() > 0 ? "the timeout of its CheckpointOptions" : "the stall_limit") +
+      (goes_on_ ? ": it or the checkpoint before it is there, and whole. "
+                : ": it is given up, and the checkpoint before it stays. ");
+  // It is not the disk of this rank, which has looked, nor those of the others, which have written.
+  if (!missing_.empty() && !goes_on_ && !given_up_) {
+    return path_ + ": the shards of " + core::RanksText(missing_) + " were not in its folder" +
+           in_time + "The folder has to be one that all hosts share";
+  }
+  return path_ + ": " + what + in_time +
+         "Its disk hangs or is slow; if it is only slow, give it a longer timeout";
 }
 
-std::string SaveBehind::WaitFor(const bool& done, const std::string& what,
-                                const std::function<core::Status()>& check) {
-  const auto begin = std::chrono::steady_clock::now();
+std::string SaveBehind::WaitFor(Wait& wait, const bool& done, const std::string& what,
+                                core::Duration most, const std::function<core::Status()>& check) {
+  const core::TimePoint begin = core::Clock::now();
   const core::Duration limit = timeout_.count() > 0 ? core::Duration(timeout_) : stall_limit_;
-  core::Duration warning = stall_warning_;
   std::unique_lock<std::mutex> lock(mutex_);
   while ((!check || check().ok()) && !changed_.wait_for(lock, kLook, [&done] { return done; })) {
-    const core::Duration waited = std::chrono::steady_clock::now() - begin;
+    const core::TimePoint now = core::Clock::now();
+    const core::Duration waited = now - wait.since;
     if (limit > core::Duration::zero() && waited >= limit) {
       late_ = TooLate(what, limit);
       given_up_ = true;
       changed_.notify_all();
       return late_;
     }
-    if (warning == core::Duration::zero() || waited < warning) continue;
+    if (now - begin >= most) return {};
+    if (wait.warning == core::Duration::zero() || waited < wait.warning) continue;
     SIRTAKI_LOG(kWarning, "save_checkpoint, written behind: "
                               << path_ << ": " << what << " for "
                               << std::chrono::duration_cast<std::chrono::seconds>(waited).count()
                               << " s");
-    warning *= 2;
+    while (wait.warning <= waited) wait.warning *= 2;
   }
   return {};
 }
 
 void SaveBehind::Finish(const std::shared_ptr<SessionState>& state) {
   const bool was_told = is_given_up();
+  // The ranks meet at once, and again and again until all are done: none is away from the others as
+  // long as stall_limit, however long it waits for its disk. Only one that does not call this at all
+  // keeps the others waiting, for as long as the job allows.
   const auto wait_for = [&](const bool& done, const std::string& what) {
-    std::string error = WaitFor(done, what, [&] { return state->Check(); });
-    ThrowIfError(state->Check());
-    if (error.empty() && !was_told) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      error = error_;
+    Wait wait = BeginWait();
+    core::Duration most{0};
+    for (std::vector<std::int64_t> are_done = {0}; std::ranges::count(are_done, 0) > 0;) {
+      std::string error = WaitFor(wait, done, what, most, [&] { return state->Check(); });
+      ThrowIfError(state->Check());
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        are_done = {done ? 1 : 0};
+        if (error.empty() && !was_told) error = error_;
+      }
+      (void)ExchangeLists("save_checkpoint, written behind", {}, error, state, {}, &are_done);
+      most = LongestApart(stall_limit_);
     }
-    // A rank whose disk hangs comes here in time: only one that does not call this at all keeps the
-    // others waiting, for as long as the job allows.
-    AgreeOnErrors("save_checkpoint, written behind", error, state);
   };
   if (was_told) return wait_for(ended_, "an earlier save has not ended");
   try {
@@ -230,20 +256,30 @@ bool SaveBehind::is_given_up() {
 void SaveBehind::WaitForOwn() {
   if (core::ForkGeneration() != fork_generation_) return;
   const auto state = state_.lock();
-  (void)WaitFor(written_, "it was not written",
+  Wait wait = BeginWait();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    leaving_since_ = wait.since;
+  }
+  // Ranks that leave the job wait for this one. It waits for the rest of its time when it has left.
+  (void)WaitFor(wait, written_, "it was not written", LongestApart(stall_limit_),
                 [&] { return state ? state->session().fault() : core::Status::Ok(); });
 }
 
 std::string SaveBehind::End() {
   if (core::ForkGeneration() != fork_generation_ || !thread_.joinable()) return {};
+  Wait wait = BeginWait();
+  std::string what;
   {
     std::unique_lock<std::mutex> lock(mutex_);
+    wait.since = leaving_since_.value_or(wait.since);
+    what = written_ ? "it was not published" : "it was not written";
     last_look_ = true;
     changed_.notify_all();
     // One that is given up ends soon if this rank's disk does not hang.
     if (given_up_ && late_.empty()) changed_.wait_for(lock, kSoon, [this] { return ended_; });
   }
-  if (!is_given_up()) (void)WaitFor(ended_, "it was not published");
+  if (!is_given_up()) (void)WaitFor(wait, ended_, what, core::Duration::max());
   const std::lock_guard<std::mutex> lock(mutex_);
   ended_ ? thread_.join() : thread_.detach();
   if (told_) return {};

@@ -45,8 +45,8 @@ class CheckpointSave {
   core::RankRanges MissingShards() const { return shards_.Missing(); }
   // Rank 0: lets the file at the path be the new one. Precondition: no shards are missing.
   void Publish();
-  // Rank 0: removes the shards of earlier saves: those that were there when it published. So nothing of a
-  // later save is removed, even if the disk hangs here until that has begun.
+  // Rank 0: removes the shards of earlier saves: those that were there when it published. So nothing of
+  // a later save is removed, even if the disk hangs here until that has begun.
   void RemoveEarlier() const;
   // Removes this rank's shards. Precondition: rank 0 does not publish.
   void Withdraw() const { shards_.Remove(rank_); }
@@ -84,8 +84,9 @@ core::Duration LongestApart(core::Duration stall_limit);
 // It then publishes the save, whatever the program does meanwhile.
 //
 // A disk may hang. So each wait has a limit: the save's timeout, or else the job's stall_limit; behind
-// stall_warning it is in the log. A save that was not in time on one rank is given up on all: it does
-// not come any more. Its thread, which nobody can call back, goes on alone, and keeps what it uses.
+// stall_warning it is in the log. The ranks meet while they wait, so that none is taken for lost. A
+// save that was not in time on one rank is given up on all: it does not come any more. Its thread,
+// which nobody can call back, goes on alone, and keeps what it uses.
 class SaveBehind final : public SaveUnderWay {
  public:
   // `save`: was copied. `timeout`: 0: none.
@@ -109,9 +110,16 @@ class SaveBehind final : public SaveUnderWay {
   void WriteAndPublish();
   // Takes the next step, which the program may see in the folder, unless the save is given up.
   bool MayGoOn();
-  // Waits for `*done`, or until `check` is not ok, which is asked first. Returns what is wrong with the
-  // wait; empty: one of both.
-  std::string WaitFor(const bool& done, const std::string& what,
+  // A wait of the program: since when it lasts, and after how long it is in the log next.
+  struct Wait {
+    core::TimePoint since;
+    core::Duration warning;
+  };
+  Wait BeginWait() const { return {core::Clock::now(), stall_warning_}; }
+  // Waits for `done`, or until `check` is not ok, which is asked first; that long at the `most`, and
+  // then it may be called again for the same wait. Returns the error if the whole wait is too long, and
+  // the save given up; else nothing.
+  std::string WaitFor(Wait& wait, const bool& done, const std::string& what, core::Duration most,
                       const std::function<core::Status()>& check = {});
   std::string TooLate(const std::string& what, core::Duration limit) const;
 
@@ -127,12 +135,14 @@ class SaveBehind final : public SaveUnderWay {
   std::condition_variable changed_;
   bool written_ = false;
   bool ended_ = false;
-  bool last_look_ = false;  // at the other ranks' shards
-  bool given_up_ = false;   // the ranks know, or will, that one of them has failed
-  bool goes_on_ = false;    // a file gets its name
-  bool told_ = false;       // what has failed was thrown
-  std::string error_;       // of the thread,
-  std::string late_;        // and of a wait
+  bool last_look_ = false;    // at the other ranks' shards
+  bool given_up_ = false;     // the ranks know, or will, that one of them has failed
+  bool goes_on_ = false;      // a file gets its name
+  bool told_ = false;         // what has failed was thrown
+  core::RankRanges missing_;  // whose shards rank 0 has not found
+  std::optional<core::TimePoint> leaving_since_;  // the job
+  std::string error_;                             // of the thread,
+  std::string late_;                              // and of a wait
   std::thread thread_;
 };
 

@@ -77,6 +77,25 @@ TEST_F(SaveBehindTest, ShutdownDoesNotWaitForADiskThatHangs) {
   ExpectStepsIn(file, sharded, 1);
 }
 
+// The others wait in shutdown() for the rank whose disk is slow: it leaves the job before they take it
+// for lost, and waits for its disk behind that.
+TEST_F(SaveBehindTest, ADiskThatIsSlowerThanTheStallLimitIsNoFaultInShutdown) {
+  const std::string file = File();
+  barrier();
+  shutdown();
+  init(InitOptions().stall_limit(std::chrono::seconds(2)));
+  const HeldDisk slow("run.pt.tmp", std::chrono::seconds(3));
+  ShardedRun run(/*sharded=*/false);
+  run.TrainUntil(2);
+  save_checkpoint(file, run.checkpoint(),
+                  CheckpointOptions().write_behind(true).timeout(std::chrono::minutes(10)));
+  testing::internal::CaptureStderr();
+  shutdown();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  init();
+  ExpectStepsIn(file, /*sharded=*/false, 2);
+}
+
 // Nobody waits for a part of a checkpoint of a job that has failed.
 TEST_F(SaveBehindTest, AfterAFaultTheSessionEndsBeforeTheDiskIsWaitedFor) {
   const std::string file = File();

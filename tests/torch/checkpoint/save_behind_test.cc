@@ -28,6 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::UnorderedElementsAre;
 
 CheckpointOptions BehindWithin(milliseconds timeout) {
@@ -106,6 +107,61 @@ TEST(SaveBehindTest, WithoutATimeoutTheStallLimitEndsTheWait) {
         EXPECT_THAT(testing::internal::GetCapturedStderr(),
                     HasSubstr("save_checkpoint, written behind: " + file + ": it was not written"));
         EXPECT_THAT(error, HasSubstr(file + ": it was not written within 60 ms, the stall_limit"));
+      },
+      config);
+}
+
+// The others wait for the rank whose disk hangs, and are told before they take it for lost.
+TEST(SaveBehindTest, ADiskThatHangsLongerThanTheStallLimitIsNoFaultOfTheJob) {
+  core::Config config;
+  config.stall_limit = milliseconds(1500);
+  for (const milliseconds timeout : {milliseconds(0), milliseconds(2000)}) {
+    const ScratchFolder folder;
+    const std::string file = folder.File("run.pt");
+    HeldDisk disk(".1-of-2.tmp");
+    disk.Release();
+    RunTorchRanks(
+        2,
+        [&](int rank) {
+          ShardedRun run(/*sharded=*/true);
+          run.TrainUntil(1);
+          save_checkpoint(file, run.checkpoint());
+          run.TrainUntil(2);
+          if (rank == 0) disk.Hold();
+          barrier();
+          save_checkpoint(file, run.checkpoint(), BehindWithin(timeout));
+          EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); }),
+                      AllOf(HasSubstr(file + ": it was not written within " +
+                                      (timeout.count() == 0 ? "1500 ms, the stall_limit"
+                                                            : "2000 ms, the timeout")),
+                            HasSubstr("(on rank 1)")));
+          barrier();
+          ExpectStepsIn(file, 1);
+        },
+        config);
+  }
+}
+
+TEST(SaveBehindTest, ShardsThatNeverComeAreBlamedOnTheFolder) {
+  const ScratchFolder folder;
+  const ScratchFolder of_other_host;
+  const std::string file = folder.File("run.pt");
+  core::Config config;
+  config.stall_limit = milliseconds(1500);
+  RunTorchRanks(
+      2,
+      [&](int rank) {
+        ShardedRun run(/*sharded=*/true);
+        run.TrainUntil(1);
+        save_checkpoint(file, run.checkpoint());
+        run.TrainUntil(2);
+        save_checkpoint(rank == 0 ? file : of_other_host.File("run.pt"), run.checkpoint(),
+                        BehindWithin(milliseconds(2000)));
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [] { finish_checkpoint(); }),
+                    AllOf(HasSubstr(file + ": the shards of rank 1 were not in its folder"),
+                          HasSubstr("one that all hosts share"), Not(HasSubstr("slow")),
+                          HasSubstr("(on rank 0)")));
+        ExpectStepsIn(file, 1);
       },
       config);
 }
