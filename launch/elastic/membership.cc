@@ -259,7 +259,8 @@ TimePoint Membership::MustAnswerBy(const Worker& worker) const {
 }
 
 void Membership::EvictSilent(TimePoint now) {
-  if (IsOver() && now >= over_at_ + limits_.answer_time) {
+  // Where all have left for the change, it holds: the next generation may wait for one that is ending.
+  if (IsOver() && HasAny(State::kMember) && now >= over_at_ + limits_.answer_time) {
     TellOver("a change was announced, and others have left", now);
   }
   for (const auto& [id, worker] : workers_) {

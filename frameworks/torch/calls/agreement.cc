@@ -137,10 +137,11 @@ std::vector<std::vector<std::string>> ExchangeLists(const std::string& what,
 }
 
 std::vector<std::int64_t> AgreeAndGather(const std::string& what,
-                                         const std::vector<std::string>& list, std::int64_t mine,
+                                         const std::vector<std::string>& list,
+                                         const std::string& error, std::int64_t mine,
                                          const SessionSet& set) {
   Present present = {{set.rank()}, {mine}};
-  const auto lists = ExchangeListsOf(what, list, "", set, {}, &present);
+  const auto lists = ExchangeListsOf(what, list, error, set, {}, &present);
   if (lists.empty()) return std::move(present.numbers);
   core::Origin origin;
   const auto other = std::ranges::find_if(lists, [&](const auto& one) { return one != lists[0]; });

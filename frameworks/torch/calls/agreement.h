@@ -22,7 +22,8 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
 
 // Does the same, and returns what each rank has given in `mine`, in their order, by the same all-gather.
 std::vector<std::int64_t> AgreeAndGather(const std::string& what,
-                                         const std::vector<std::string>& list, std::int64_t mine,
+                                         const std::vector<std::string>& list,
+                                         const std::string& error, std::int64_t mine,
                                          const SessionSet& set);
 
 // Compares as AgreeOnList does, but gives the lists of all ranks if they differ, and nothing if

@@ -219,12 +219,14 @@ void SaveBehind::Finish(const std::shared_ptr<SessionState>& state) {
     for (std::vector<std::int64_t> are_done = {0}; std::ranges::count(are_done, 0) > 0;) {
       std::string error = WaitFor(wait, done, what, most, [&] { return state->Check(); });
       ThrowIfError(state->Check());
+      bool is_done = false;
       {
         const std::lock_guard<std::mutex> lock(mutex_);
-        are_done = {done ? 1 : 0};
+        is_done = done;
         if (error.empty() && !was_told) error = error_;
       }
-      (void)ExchangeLists("save_checkpoint, written behind", {}, error, state, {}, &are_done);
+      are_done =
+          AgreeAndGather("save_checkpoint, written behind", {}, error, is_done ? 1 : 0, state);
       most = LongestApart(stall_limit_);
     }
   };

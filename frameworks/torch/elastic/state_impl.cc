@@ -309,7 +309,7 @@ detail::ShardCopies::Boundary State::Impl::Agree(bool from_newest) {
   }
   lines.push_back(std::to_string(in_place.size()) + " tensors of models");
   const std::vector<std::int64_t> places =
-      detail::AgreeAndGather("elastic::State", lines, place, detail::CurrentSession());
+      detail::AgreeAndGather("elastic::State", lines, "", place, detail::CurrentSession());
   if (from_newest && HasShards()) return copies.Agree(place);
   const auto root = from_newest ? std::max_element(places.begin(), places.end()) : places.begin();
   return {*root, static_cast<int>(root - places.begin()), 0};

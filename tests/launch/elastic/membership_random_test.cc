@@ -583,5 +583,14 @@ TEST(MembershipRandomTest, ComesToRestWithEverybodyWhoIsThere) {
   }
 }
 
+// A change was forgotten while the next generation waited for a worker that was ending, and announced
+// again and again.
+TEST(MembershipRandomTest, AChangeHoldsWhileAWorkerIsEnding) {
+  for (const std::uint64_t seed : {2002068, 3001553, 4007417, 5000749, 7003606}) {
+    SCOPED_TRACE("SIRTAKI_TEST_SEED=" + std::to_string(seed));
+    World(seed).Run();
+  }
+}
+
 }  // namespace
 }  // namespace sirtaki::launch
