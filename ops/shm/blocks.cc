@@ -39,10 +39,11 @@ Status Blocks::Make(core::SetNumber set) {
     room = rings[lane] >= 0;
   }
   if (!room) {
-    return {StatusCode::kBackend,
-            "shared memory has no room for another process set: remove those that are not needed, and "
-            "keep the others instead of making them again; of about 100 000 in all a session keeps a "
-            "little"};
+    return {
+        StatusCode::kBackend,
+        "shared memory has no room for another process set: remove those that are not needed, and "
+        "keep the others instead of making them again; of about 100 000 in all a session keeps a "
+        "little"};
   }
   next_block_ = end;
   block->rings = rings;

@@ -32,8 +32,9 @@ An option can be given in five ways. The first one given counts:
 known but near an option's name, as a misspelt one is: the error names it. Another `SIRTAKI_` variable that is
 not known changes nothing, and rank 0 warns of it at `init`. Variables of the project itself cause neither:
 `SIRTAKI_TEST_` ones of the tests, `SIRTAKI_BENCH_` ones of the benchmarks, `SIRTAKI_BOOTSTRAP_` ones,
-`SIRTAKI_JOBS`, `SIRTAKI_PYTHON`, `SIRTAKI_CUDA`, `SIRTAKI_UNITY` and `SIRTAKI_MPIRUN_FLAGS` of the scripts, and
-`SIRTAKI_LAUNCH_` ones of sirtakirun.
+`SIRTAKI_JOBS`, `SIRTAKI_PYTHON`, `SIRTAKI_CUDA`, `SIRTAKI_UNITY` and `SIRTAKI_MPIRUN_FLAGS` of the scripts,
+`SIRTAKI_LAUNCH_` ones of sirtakirun, and `SIRTAKI_SECRET`, `SIRTAKI_SECRET_FILE` and `SIRTAKI_PORT`, by which ranks
+[meet over TCP](tcp.md).
 
 Sizes are in bytes or take `K`, `M` or `G`, powers of 1024. Times are in seconds or take `us`, `ms`, `s`
 or `min`. Both may have decimals: `1.5G`, `0.5s`.
