@@ -176,6 +176,7 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
   if (how == WorkerEnd::kFailed && !first_failure_) first_failure_ = {last_end_, code};
   if (finished_ && finished_->empty()) finished_ = last_end_;
   Blame(was, now);
+  KeepThoseThatLeave(was);
   if (was.state == State::kMember) GoOver(last_end_, now);
   if (how != WorkerEnd::kFailed || HasAny(State::kReady) || HasAny(State::kMember)) return;
   // A program that fails wherever it runs would be started for ever.
@@ -185,6 +186,11 @@ void Membership::NoteEnd(WorkerId worker, WorkerEnd how, const std::string& why,
 }
 
 // ---- what follows ----
+
+void Membership::KeepThoseThatLeave(const Worker& lost) {
+  if (!IsSurvivor(lost)) return;
+  for (auto& [id, worker] : workers_) worker.leaves = false;
+}
 
 // The members that are left are told at once.
 void Membership::GoOver(const std::string& why, TimePoint now) {
@@ -236,6 +242,7 @@ void Membership::Evict(WorkerId id, const std::string& why, TimePoint now) {
 void Membership::Drop(WorkerId id, const std::string& why, TimePoint now) {
   const Worker& worker = workers_.at(id);
   Blame(worker, now);
+  KeepThoseThatLeave(worker);
   last_end_ = NameOf(id, worker.host) + ": " + why;
   if (finished_ && finished_->empty()) finished_ = last_end_;
   Evict(id, why, now);

@@ -184,6 +184,8 @@ class Membership {
   bool MustWait(const std::vector<WorkerId>& chosen, bool is_late) const;
   bool LeaveHostsThatHang(const std::vector<WorkerId>& chosen, bool is_late, core::TimePoint now);
   void GoOver(const std::string& why, core::TimePoint now);
+  // Those that were to leave may have the only copies of what `lost` had of them, or of its own.
+  void KeepThoseThatLeave(const Worker& lost);
   void TellOver(const std::string& why, core::TimePoint now);
   void EndIfNobodyIsLeft();
   void Blame(const Worker& worker, core::TimePoint now);

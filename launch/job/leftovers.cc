@@ -67,13 +67,15 @@ std::vector<pid_t> OthersOfGroup() {
 }
 
 bool Catches(pid_t process, int signal) {
-  const auto status = core::ReadFile("/proc/" + std::to_string(process) + "/status");
-  constexpr std::string_view kCaught = "\nSigCgt:\t";
-  const std::size_t at = status ? status->find(kCaught) : std::string::npos;
-  if (at == std::string::npos) return false;
-  const unsigned long long caught =
-      std::strtoull(status->c_str() + at + kCaught.size(), nullptr, 16);
-  return (caught >> (signal - 1) & 1) != 0;
+  const std::string status =
+      core::ReadFile("/proc/" + std::to_string(process) + "/status").value_or("");
+  const auto has = [&](const std::string& mask) {
+    const std::size_t at = status.find("\n" + mask + ":\t");
+    if (at == std::string::npos) return false;
+    const char* const digits = status.c_str() + at + mask.size() + 3;
+    return (std::strtoull(digits, nullptr, 16) >> (signal - 1) & 1) != 0;
+  };
+  return has("SigCgt") || has("SigBlk");
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ namespace sirtaki {
 // Joins a job of the ranks of `comm`, with their ranks there; other processes have jobs of their
 // own, or none. MPI must be initialised, and `comm` must be an intra-communicator; it may be freed
 // afterwards, unless elastic::run() is to join the job again by it. Collective over `comm`. Throws what
-// init() throws; InvalidArgument for another communicator than that of the session; Unsupported in a
-// build without MPI.
+// init() throws; InvalidArgument for another handle than the one that began the session, even if its
+// ranks are the same; Unsupported in a build without MPI.
 inline void init(MPI_Comm comm, const InitOptions& options = {}) {
 #ifdef MPI_ABI_VERSION
   detail::InitOn(MPI_Comm_toint(comm), options);

@@ -274,7 +274,8 @@ std::string SaveBehind::End() {
   std::string what;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    wait.since = leaving_since_.value_or(wait.since);
+    // Its own disk has had its time already; not publishing, which begins when the others have left.
+    if (!written_ && leaving_since_) wait.since = *leaving_since_;
     what = written_ ? "it was not published" : "it was not written";
     last_look_ = true;
     changed_.notify_all();

@@ -172,13 +172,13 @@ void ParameterGradient::OnAccumulate() {
   if (gate_.reported()) ThrowWrittenAgain();
   const at::Tensor& gradient = what_.parameter.grad();
   const bool adds = history_.BeginPass(gradient, IsLaterAverage());
-  if (!counts || !adds || what_.rule->may_repeat()) return;
+  if (!what_.rule->at_backward || !adds || what_.rule->may_repeat()) return;
   const bool is_zeroed =
       !gradient.is_sparse() && gradient.count_nonzero().item<std::int64_t>() == 0;
-  if (!is_zeroed) {
+  if (is_zeroed) return history_.ForgetAverage();
+  if (counts) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
   }
-  history_.ForgetAverage();
 }
 
 void ParameterGradient::OnGradient(const at::Tensor& incoming) {

@@ -1239,6 +1239,31 @@ TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereAnotherOneFailsBeforeItLeave
 )");
 }
 
+// The same, but it fails when it has left for the change.
+TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereAnotherOneFailsBehindTheGeneration) {
+  EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:1,b:1,c:1,d:1
+    1 ready 0,1,2,3
+    2 joined 0,1,2,3 1
+    2.1 state 0,1,2,3
+    3 hosts a:1,b:1,d:1
+    3.4 ready 0,2,3
+    3.5 failed 3
+    3.6 ready 1
+    3.7 joined 0,1,2 2
+    4 ready 0,1,2)"),
+            R"(0 start 0 on a:0
+0 start 1 on b:0
+0 start 2 on c:0
+0 start 3 on d:0
+1 begin 1 with 0,1,2,3
+3 announce in 1: a worker's place on host c is listed no more, leaving: 2
+3.6 begin 2 with 0,1,2
+3.7 announce in 2: a worker's place on host c is listed no more, leaving: 2
+4 kill 2: its place is listed no more
+4 begin 3 with 0,1
+)");
+}
+
 // Nobody is lost, but the ranks have not come to the commit at which the others get copies of shards.
 TEST(MembershipTest, OneThatIsListedNoMoreStaysWhereTheGroupFailsBeforeItLeaves) {
   EXPECT_EQ(Played(Limits(1, 4), R"(0 hosts a:1,b:1,c:1

@@ -94,20 +94,29 @@ TEST(LeftoversTest, ASignalGoesToThoseOfTheGroupThatCatchIt) {
     setsid();
     int ready[2];
     if (pipe(ready) != 0) _exit(2);
-    pid_t children[2];
-    for (const bool catches : {false, true}) {
-      if ((children[catches] = fork()) != 0) continue;
-      if (catches) signal(SIGUSR1, [](int) { _exit(5); });
+    pid_t children[3];
+    for (int which = 0; which < 3; ++which) {
+      if ((children[which] = fork()) != 0) continue;
+      sigset_t asked;
+      sigemptyset(&asked);
+      sigaddset(&asked, SIGUSR1);
+      int got = 0;
+      if (which == 1) signal(SIGUSR1, [](int) { _exit(5); });
+      if (which == 2) sigprocmask(SIG_BLOCK, &asked, nullptr);
       (void)!write(ready[1], "", 1);
+      if (which == 2) _exit(sigwait(&asked, &got) == 0 ? 5 : 6);
       for (;;) pause();
     }
     char byte = 0;
-    for (int begun = 0; begun < 2; ++begun) {
+    for (int begun = 0; begun < 3; ++begun) {
       if (read(ready[0], &byte, 1) != 1) _exit(3);
     }
     SignalOthersThatCatch(SIGUSR1);
     int state = 0;
-    if (waitpid(children[1], &state, 0) != children[1] || WEXITSTATUS(state) != 5) _exit(1);
+    for (const int which : {1, 2}) {
+      const bool ended = waitpid(children[which], &state, 0) == children[which];
+      if (!ended || !WIFEXITED(state) || WEXITSTATUS(state) != 5) _exit(which);
+    }
     // A signal that it does not catch would have come before this one.
     kill(children[0], SIGKILL);
     const bool ended = waitpid(children[0], &state, 0) == children[0];

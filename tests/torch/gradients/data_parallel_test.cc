@@ -243,9 +243,14 @@ TEST(DataParallelTest, AGradientMayBeZeroedWithoutATrace) {
     auto net = std::make_shared<Branches>();
     DistributedDataParallel<Branches> model(
         net, DdpOptions().gradients(DistributedOptimizerOptions().op(ReduceOp::Sum)));
-    for (int step = 0; step < 3; ++step) {
+    for (int step = 0; step < 4; ++step) {
+      const bool accumulates = step % 2 == 1;
+      if (accumulates) {
+        const auto hold = model.no_sync();
+        model.forward(true).backward();
+      }
       model.forward(true).backward();
-      EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({2}, 2.0f)));
+      EXPECT_TRUE(torch::equal(net->a.grad(), torch::full({2}, accumulates ? 4.0f : 2.0f)));
       const auto version = net->a.grad()._version();
       for (const auto& parameter : {net->a, net->b}) parameter.grad().variable_data().zero_();
       EXPECT_EQ(net->a.grad()._version(), version);

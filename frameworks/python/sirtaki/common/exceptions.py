@@ -94,7 +94,7 @@ class ProtocolError(HorovodInternalError):
 
 
 class PendingGradientsError(InvalidArgumentError, AssertionError):
-    """The program called zero_grad() between backward() and step()."""
+    """The program called zero_grad(), or step() of torch's GradScaler, while gradients were being reduced."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
