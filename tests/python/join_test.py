@@ -76,3 +76,12 @@ def test_join_of_a_set(rank, size):
 def test_join_takes_a_device_as_horovod_s_does(size):
     assert 0 <= hvd.join(-1) < size
     assert 0 <= hvd.join(device=-1) < size
+
+
+@pytest.mark.skipif(hvd.size() < 3, reason="a rank that has joined, one that is wrong, and one that is told")
+def test_what_is_wrong_on_a_rank_is_told_of_that_one_while_another_has_joined(rank):
+    if rank > 0:
+        with pytest.raises(ValueError) as told:
+            hvd.broadcast_parameters([1 if rank == 1 else torch.ones(1)], root_rank=1)
+        assert rank == 1 or (told.value.rank == 1 and "rank 1: " in str(told.value))
+    hvd.join()

@@ -106,15 +106,15 @@ def agreed(
         error = wrong
     if not isinstance(process_set, ProcessSet):
         process_set = global_process_set  # who is likely to wait
-    texts: List[Optional[str]] = []
+    texts: List[Tuple[int, Optional[str]]] = []  # of the ranks that have not joined
     if process_set.included() and (process_set.size() or 1) > 1:
         text = None if error is None else str(error) or type(error).__name__
         wrong_here = torch.tensor([0 if text is None else 1], dtype=torch.uint8, device="cpu")
         if _C.allgather(wrong_here, name, _impl_of(process_set)).any():
-            texts = allgather_object(text, name + ": what is wrong", process_set)
+            texts = allgather_object((_C.rank(), text), name + ": what is wrong", process_set)
     if error is not None:
         raise error
-    for rank, text in zip(process_set.ranks or [], texts):
+    for rank, text in texts:
         if text is not None:
             told = InvalidArgumentError(f"rank {rank}: {text}")
             told.rank = rank
