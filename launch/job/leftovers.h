@@ -21,8 +21,8 @@ void RemoveSegments(const std::string& folder, std::string_view prefix);
 // Kills the processes of this one's group, but not this one. Leaving the group to kill it whole is
 // no way: MPICH makes each rank lead a session.
 void KillOthersOfGroup();
-// Sends a signal to those of the processes of this one's group that catch it, or block it and wait for it,
-// but not to this one: it would end the others.
+// Sends a signal to those of the processes of this one's group that catch or block it, but not to this
+// one: it would end the others.
 void SignalOthersThatCatch(int signal);
 
 // The processes that children of this one leave behind belong to it from the call on.

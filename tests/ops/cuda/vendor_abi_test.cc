@@ -11,8 +11,10 @@
 #include "ops/cuda/cuda_api.h"
 #include "ops/nccl/nccl_api.h"
 
-// The build says where they are.
-#if __has_include(<cuda.h>) && __has_include(<cuda_runtime_api.h>)
+// The build says where they are. The headers that come with LibTorch alone lack those of the compiler,
+// which they include.
+#if __has_include(<cuda.h>) && __has_include(<cuda_runtime_api.h>) && \
+    __has_include(<crt/host_defines.h>)
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #define SIRTAKI_CUDA_HEADERS 1
