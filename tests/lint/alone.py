@@ -12,6 +12,7 @@ import pathlib
 import random
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent import futures
@@ -48,6 +49,8 @@ def alone(command, unity, source):
 def recently_changed(top):
     """What the last commits and the working tree have changed; nothing without git."""
     names = set()
+    if not shutil.which("git"):
+        return names
     for command in (["log", f"-{COMMITS}", "--name-only", "--format="], ["diff", "HEAD", "--name-only"]):
         names.update(subprocess.run(["git", "-C", top, *command], capture_output=True, text=True, check=False).stdout.split("\n"))
     return {str(top / name) for name in names}

@@ -27,7 +27,8 @@ def files(top, suffixes=None):
     else:
         names = []
         for folder, subfolders, found in os.walk(top):
-            subfolders[:] = [s for s in subfolders if s not in (".git", ".venv", "build")]
+            made = (".git", "build", "sirtaki-records")
+            subfolders[:] = [s for s in subfolders if s not in made and not s.startswith(".venv")]
             names += [os.path.relpath(os.path.join(folder, name), top) for name in found]
     names = sorted(n for n in names if n and os.path.isfile(os.path.join(top, n)))
     return [n for n in names if suffixes is None or n.endswith(suffixes)]

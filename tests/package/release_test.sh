@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # scripts/release.sh: what it refuses, what its dry run says, and what it puts where, with a stand-in for twine.
 set -euo pipefail
+[ -n "$(command -v git)" ] || { echo "skipped: no git, without which nobody makes a release"; exit 77; }
 project=$(realpath "$(dirname "$0")/../..")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
