@@ -162,8 +162,8 @@ struct CheckpointOptions {
 // generators are saved for every rank.
 //
 // A crash at any moment leaves either the old file or the new one: the new one is written as
-// `path`.NUMBER.tmp, brought to the disk and then renamed. The next save removes what
-// an earlier crash has left.
+// `path`.NUMBER.tmp, brought to the disk and then renamed. The next save removes
+// what an earlier crash has left.
 //
 // Every rank throws InvalidArgument, with path and cause, if the file cannot be written or a part
 // cannot be saved; Mismatch if the ranks name different parts; a fault's own code if there was one.

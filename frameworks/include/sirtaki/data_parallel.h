@@ -20,9 +20,10 @@ struct DistributedDataParallelOptions {
   // Says how gradients are reduced, and on which process set, which is then the set of the whole
   // module. backward_passes_per_step stays 1, and op Adasum is not allowed.
   TORCH_ARG(DistributedOptimizerOptions, gradients);
-  // If true, the constructor and each forward() in training, with autograd on, first give all ranks the
-  // buffers of the lowest rank, so that running statistics do not drift apart. A forward() in evaluation
-  // does not: ranks may evaluate differently often. If false, each rank has buffers of its own.
+  // If true, the constructor and each forward() in training, with autograd on, first give all ranks
+  // the buffers of the lowest rank, so that running statistics do not drift apart. A forward() in
+  // evaluation does not: ranks may evaluate differently often. If false, each rank has buffers of its
+  // own.
   TORCH_ARG(bool, broadcast_buffers) = true;
 };
 

@@ -75,9 +75,9 @@ SIRTAKI_API Metrics metrics();
 
 // Starts to write what this rank does to `path`, as the option `timeline` does: a folder, in which
 // each rank that calls this writes rank-<number>.json, or a file ending in .json, which rank 0
-// alone writes. Folders are made; files of an earlier run go to a folder `previous` in it. Throws InvalidArgument if a
-// timeline is being written already, NotInitialized, std::runtime_error if the file cannot be
-// made.
+// alone writes. Folders are made; files of an earlier run go to the folder `previous` beside them.
+// Throws InvalidArgument if a timeline is being written already, NotInitialized, std::runtime_error
+// if the file cannot be made.
 SIRTAKI_API void start_timeline(const std::string& path);
 
 // Ends the timeline: everything up to now is in the file when this returns. Does nothing if none is

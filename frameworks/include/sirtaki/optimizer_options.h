@@ -90,7 +90,8 @@ struct DistributedOptimizerOptions {
   TORCH_ARG(ShardOver, shard_over) = ShardOver::All;
   // The parameters of a sharded optimizer lie once for all ranks of the set in memory that these
   // share, from when the optimizer is made, if they are on the CPU, and the ranks that have shards on
-  // one host. A program writes to them as ever. False: each rank has its own copy, and a step brings the others' shards there.
+  // one host. A program writes to them as ever. False: each rank has its own copy, and a step brings
+  // the others' shards there.
   TORCH_ARG(bool, share_parameters) = true;
   // step() calls LibTorch's fused operator in place of Base::step(), with one rank too: it goes over
   // memory once, and rounds otherwise than Base does in last bits. The state stays Base's, so the

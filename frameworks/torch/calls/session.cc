@@ -124,9 +124,9 @@ void LogIfFailed(const std::string& error) {
 
 // A program may end, by exit() or from main(), while a checkpoint is written: as in shutdown() each
 // rank writes its part before it leaves the job, if its disk takes no longer than the others may wait,
-// so that rank 0 finds all parts when the others have left, and publishes the whole behind that. After a fault, also one that comes meanwhile, nobody waits
-// for that, and the session ends first. A program that ends with a code tells the others first, which
-// do not wait for its disk.
+// so that rank 0 finds all parts when the others have left, and publishes the whole behind that. After
+// a fault, also one that comes meanwhile, nobody waits for that, and the session ends first. A program
+// that ends with a code tells the others first, which do not wait for its disk.
 // A forked child has nothing to end, and may have been forked while a lock was held.
 void WriteSave(int code, void* /*unused*/) {
   if (code != 0 || core::ForkGeneration() != TheOwn().fork_generation) return;

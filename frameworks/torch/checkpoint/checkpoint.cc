@@ -84,7 +84,8 @@ std::string NumberOfSave(const CheckpointParts& parts) {
 
 // Rank 0 looks for the shards of all ranks, which have written them: on another host perhaps, into a
 // folder of this name that is on that host's own disk. Where hosts share the folder, this one may
-// remember for a while what was in it: over NFS for a minute, which is its acdirmax.
+// remember for a while what was in it: over NFS for a minute, which is its acdirmax. Nothing tells of a
+// file that another host has written, so this looks again and again.
 void AwaitShards(const detail::CheckpointSave& save, const StatePtr& state) {
   if (!save.is_root()) return;
   const core::Duration apart = detail::LongestApart(state->session().config().stall_limit);

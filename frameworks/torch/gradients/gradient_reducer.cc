@@ -76,8 +76,7 @@ GradientReducer::Impl::Impl(NamedTensors names, const DistributedOptimizerOption
     if (set_.rank() == 0) {
       core::LogAnswer(
           "autotune makes no trials with an optimizer that averages over a process set, even one "
-          "of all "
-          "ranks");
+          "of all ranks");
     }
     return;
   }

@@ -200,7 +200,8 @@ static_assert(NCCL_WIN_COLL_SYMMETRIC == nccl::kWindowCollSymmetric);
 // The compiler has done the work; these say whether it had something to compare with.
 TEST(VendorAbiTest, TheTableOfCudaAgreesWithItsHeaders) {
 #ifndef SIRTAKI_CUDA_HEADERS
-  GTEST_SKIP() << "there was no cuda.h and cuda_runtime_api.h when this was built";
+  GTEST_SKIP()
+      << "CUDA's headers were not whole when this was built: bootstrap.sh --cuda installs them";
 #endif
 }
 

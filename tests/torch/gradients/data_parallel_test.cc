@@ -237,7 +237,7 @@ TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
   }
 }
 
-// As torch's foreach functions do it on a GPU.
+// torch's foreach functions zero gradients so on a GPU.
 TEST(DataParallelTest, AGradientMayBeZeroedWithoutATrace) {
   RunTorchRanks(2, [](int) {
     auto net = std::make_shared<Branches>();

@@ -350,9 +350,7 @@ def _check_groups(num_groups: int, groups: Union[None, int, Sequence[Sequence[to
 def _names(optimizer: torch.optim.Optimizer, named_parameters: Optional[Iterable[Tuple[str, torch.Tensor]]]) -> Named:
     if named_parameters is None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        unnamed = [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
-        check_initialized(unnamed)
-        return unnamed
+        named_parameters = [(f"allreduce.noname.{number}", parameter) for number, parameter in enumerate(parameters)]
     named = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in named):
         raise ValueError(
