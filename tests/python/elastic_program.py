@@ -52,7 +52,7 @@ def make_counter():
 
 
 class Picky:
-    """A part of the state that the first worker which comes later cannot take."""
+    """A part of the state that the first worker which comes later, and gets that far, cannot take."""
 
     def __init__(self, enough):
         self.marker = enough + ".picky"
@@ -69,6 +69,14 @@ def taken(marker):
         with open(marker, "x"):
             raise ModuleNotFoundError("No module named 'picky'")
     return Picky(marker.removesuffix(".picky"))
+
+
+def is_first_to_come(enough):
+    """Whether this is the first worker that comes later."""
+    if os.environ[FIRST_GENERATION] == "1" or os.path.exists(enough + ".other"):
+        return False
+    with open(enough + ".other", "x"):
+        return True
 
 
 def make_data():
@@ -97,7 +105,7 @@ def call_early(model, optimizer):
 def main(enough, mode=""):
     """The mode "lost before run": a rank is lost when it has made what run() sets up; "early calls": calls that run() has to be
     begun for are made before; "fails": every time; "last fails", "last returns": the last rank, after its first step; "last is farthest": it alone keeps that step; "steps":
-    step() is called in the place of most commits; "newcomer fails": the first that comes later cannot take the state; "sharded" and what follows it: see train_sharded(); a number: that
+    step() is called in the place of most commits; "newcomer fails": of those that come later the first has another optimizer, and the second cannot take the state; "sharded" and what follows it: see train_sharded(); a number: that
     many generations are made."""
     generations = int(mode) if mode.isdigit() else 0
     say("pid", os.getpid())
@@ -114,7 +122,8 @@ def main(enough, mode=""):
     late = [name for name in sys.modules if name.startswith("torch.") and name not in imported]
     assert len(late) < 10, f"the others wait while this rank imports {len(late)} modules of torch: {late[:10]} …"
     local.add_param_group({"params": counter.parameters(), "lr": 1.0, "momentum": 0.0})
-    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), ("steps that were made", counter.weight)])
+    steps = "steps of another program" if mode == "newcomer fails" and is_first_to_come(enough) else "steps that were made"
+    optimizer = hvd.DistributedOptimizer(local, [*model.named_parameters(), (steps, counter.weight)])
     inputs, targets = make_data()
     sampler = hvd.elastic.ElasticSampler(range(SAMPLES))
     state = hvd.elastic.TorchState(model=model, counter=counter, optimizer=optimizer, sampler=sampler,

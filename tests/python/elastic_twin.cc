@@ -71,7 +71,15 @@ struct Counter : torch::nn::Module {
   torch::Tensor weight = torch::zeros({1}, torch::requires_grad());
 };
 
-// A part of the state that the first worker which comes later cannot take.
+// Whether this is the first worker that comes later.
+bool IsFirstToCome(const std::string& enough) {
+  const std::string marker = enough + ".other";
+  if (sirtaki::elastic::generation() <= 1 || std::filesystem::exists(marker)) return false;
+  std::ofstream(marker).put('x');
+  return true;
+}
+
+// A part of the state that the first worker which comes later, and gets that far, cannot take.
 struct Picky {
   void save(torch::serialize::OutputArchive& archive) const {
     archive.write("nothing", torch::zeros({1}));
@@ -289,7 +297,8 @@ void train(const std::string& enough, const std::string& mode) {
   torch::optim::SGD local(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   local.add_param_group({counter.parameters(), std::make_unique<torch::optim::SGDOptions>(1.0)});
   auto names = net.named_parameters();
-  names.insert("steps that were made", counter.weight);
+  const bool is_other = mode == "newcomer fails" && IsFirstToCome(enough);
+  names.insert(is_other ? "steps of another program" : "steps that were made", counter.weight);
   auto optimizer = sirtaki::DistributedOptimizer(
       std::move(local), names, sirtaki::DistributedOptimizerOptions().fused(mode != "steps"));
   const auto inputs = torch::sin(torch::arange(kSamples * 6, torch::kFloat) * 1.7F).view({-1, 6});

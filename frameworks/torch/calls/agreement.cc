@@ -119,6 +119,17 @@ std::vector<std::vector<std::string>> ExchangeListsOf(
   return lists;
 }
 
+// The lists are those of these ranks and differ, or there are none.
+void ThrowIfAny(const std::string& what, const std::vector<std::vector<std::string>>& lists,
+                const std::vector<int>& ranks) {
+  if (lists.empty()) return;
+  const auto other = std::ranges::find_if(lists, [&](const auto& one) { return one != lists[0]; });
+  core::Origin origin;
+  origin.rank = ranks[static_cast<std::size_t>(other - lists.begin())];
+  ThrowStatus(core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, ranks),
+                           origin));
+}
+
 }  // namespace
 
 void AgreeOnErrors(const std::string& what, const std::string& error, const SessionSet& set) {
@@ -141,13 +152,8 @@ std::vector<std::int64_t> AgreeAndGather(const std::string& what,
                                          const std::string& error, std::int64_t mine,
                                          const SessionSet& set) {
   Present present = {{set.rank()}, {mine}};
-  const auto lists = ExchangeListsOf(what, list, error, set, {}, &present);
-  if (lists.empty()) return std::move(present.numbers);
-  core::Origin origin;
-  const auto other = std::ranges::find_if(lists, [&](const auto& one) { return one != lists[0]; });
-  origin.rank = present.ranks[static_cast<std::size_t>(other - lists.begin())];
-  ThrowStatus(core::Status(core::StatusCode::kMismatch,
-                           what + ": " + FirstDifference(lists, present.ranks), origin));
+  ThrowIfAny(what, ExchangeListsOf(what, list, error, set, {}, &present), present.ranks);
+  return std::move(present.numbers);
 }
 
 void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
@@ -155,9 +161,7 @@ void AgreeOnList(const std::string& what, const std::vector<std::string>& list,
                  std::chrono::milliseconds timeout) {
   std::vector<int> ranks;
   const auto lists = ExchangeLists(what, list, error, set, timeout, &ranks);
-  if (lists.empty()) return;
-  ThrowStatus(
-      core::Status(core::StatusCode::kMismatch, what + ": " + FirstDifference(lists, ranks)));
+  ThrowIfAny(what, lists, ranks);
 }
 
 std::string GroupsText(const std::vector<std::string>& items, const std::vector<int>& ranks) {

@@ -162,6 +162,21 @@ bool EndsTheJob(const Error& error) {
   }
 }
 
+// Rethrows the error, by which ranks found that they cannot go on together: PeerLost where another rank
+// has come without the state. That one is dropped then, and the others go on. Only within a handler.
+[[noreturn]] void RethrowForOthers(const Error& error) {
+  if (!elastic::is_elastic() || EndsTheJob(error)) throw;
+  // Ranks that come in the place of these would train from nothing, or fail in the same way.
+  const int rank = error.origin().rank;
+  TellElasticCannotGoOn(error.what(), rank);
+  const bool is_other = rank >= 0 && rank != sirtaki::rank();
+  if (!is_other || elastic::generation() == 1) throw;  // nobody has trained yet
+  throw Error(ErrorCode::PeerLost,
+              "peer lost: rank " + std::to_string(rank) +
+                  " cannot take the state of the others: " + error.what(),
+              error.origin());
+}
+
 }  // namespace
 
 // The state that run() begins with is there to go back to, too.
@@ -186,8 +201,14 @@ void ElasticAttempts::Begin() {
     // has thrown HostsUpdated itself: shards are those of the commit(), and so is all else then.
     if (restores_ || (joins_again_ && state.HasShards())) state.GoBack();
     restores_ = false;
-    for (const ElasticPart& part : state.parts) {
-      if (part.renew) part.renew();
+    try {
+      for (const ElasticPart& part : state.parts) {
+        if (part.renew) part.renew();
+      }
+    } catch (const Error& error) {
+      // An error of this rank alone names none, and is no concern of the others.
+      if (error.origin().rank >= 0) RethrowForOthers(error);
+      throw;
     }
   }
   if (joins_again_) {
@@ -197,17 +218,7 @@ void ElasticAttempts::Begin() {
   try {
     state.Sync(/*from_newest=*/true);
   } catch (const Error& error) {
-    if (!elastic::is_elastic() || EndsTheJob(error)) throw;
-    // Ranks that come in the place of these would train from nothing, or fail in the same way.
-    const int rank = error.origin().rank;
-    TellElasticCannotGoOn(error.what(), rank);
-    const bool is_other = rank >= 0 && rank != sirtaki::rank();
-    if (!is_other || elastic::generation() == 1) throw;  // nobody has trained yet
-    // If that rank has come without the state it is dropped, and the others go on.
-    throw Error(ErrorCode::PeerLost,
-                "peer lost: rank " + std::to_string(rank) +
-                    " cannot take the state of the others: " + error.what(),
-                error.origin());
+    RethrowForOthers(error);
   }
 }
 

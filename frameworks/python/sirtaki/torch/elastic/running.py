@@ -76,17 +76,18 @@ def run(func: Function) -> Function:
     return wrapper  # type: ignore[return-value]
 
 
-def _sync(state: State) -> None:
+def _begin(agree: Callable[[], Any], of_all: bool) -> None:
+    """Calls ``agree``, which ranks that begin a generation call alike. Where it finds that another rank has come without the
+    state of the others, that rank is dropped, and the others go on. ``of_all``: an error that names no rank is that of all."""
     try:
-        state._sync_newest()
+        agree()
     except hvd.SirtakiError as error:
-        if not _C.is_elastic or _ends_the_job(error):
+        if not _C.is_elastic or _ends_the_job(error) or (error.rank == -1 and not of_all):
             raise
         # Ranks that come in the place of these would train from nothing, or fail in the same way.
         _C.elastic_tell_cannot_go_on(str(error), error.rank)
         if error.rank in (-1, hvd.rank()) or _C.elastic_generation() == 1:  # nobody has trained yet
             raise
-        # If that rank has come without the state it is dropped, and the others go on.
         raise hvd.PeerLostError(f"peer lost: rank {error.rank} cannot take the state of the others: {error}") from error
 
 
@@ -109,12 +110,12 @@ def _train(attempts: _C.ElasticRun, state: State, train: Callable[[], Any]) -> A
                 must_restore = False
             if must_reset:
                 must_reset = False
-                state.on_reset()
+                _begin(state.on_reset, of_all=False)
             elif must_make:
-                state.reset()
+                _begin(state.reset, of_all=False)
             must_make = False
             if not skip_sync:
-                _sync(state)
+                _begin(state._sync_newest, of_all=True)
                 state._go_on_with_random(goes_back)
             if _C.is_elastic:
                 _C.elastic_tell_state(state._newest_rank)
