@@ -1,5 +1,7 @@
 """Ranks with different numbers of batches: who is through joins, and changes nothing of what the others call."""
 
+import threading
+
 import pytest
 import torch
 
@@ -84,4 +86,7 @@ def test_what_is_wrong_on_a_rank_is_told_of_that_one_while_another_has_joined(ra
         with pytest.raises(ValueError) as told:
             hvd.broadcast_parameters([1 if rank == 1 else torch.ones(1)], root_rank=1)
         assert rank == 1 or (told.value.rank == 1 and "rank 1: " in str(told.value))
+        with pytest.raises(Exception, match="pickle") as told:
+            hvd.allgather_object(threading.Lock() if rank == 1 else None)
+        assert rank == 1 or "the object of rank 1 cannot be pickled" in str(told.value)
     hvd.join()

@@ -24,10 +24,12 @@ std::string CallText(const char* function, const std::string& name) {
 
 // Bytes and saved objects are told apart by the shape of what goes first, so that a rank that
 // passes the one where others pass the other is a mismatch.
-enum class Content : std::int64_t { kBytes = 1, kSaved = 2 };
+enum class Content : std::int64_t { kBytes = 2, kSaved = 3 };
 
+// Gathered is what the ranks of the set have that have not joined.
 struct Gathered {
-  std::vector<std::int64_t> lengths;  // of each rank
+  std::vector<int> ranks;
+  std::vector<std::int64_t> lengths;  // of each of them
   at::Tensor bytes;                   // of all, one after the other
 };
 
@@ -35,13 +37,17 @@ struct Gathered {
 Gathered GatherBytes(const std::shared_ptr<std::string>& bytes, Content content,
                      const std::string& error, const std::string& name,
                      const detail::SessionSet& set) {
-  at::Tensor header = at::empty({1, static_cast<std::int64_t>(content)}, at::kLong);
-  header.fill_(error.empty() ? static_cast<std::int64_t>(bytes->size()) : kNotSaved);
+  const auto columns = static_cast<std::int64_t>(content);
+  const at::Tensor header = at::zeros({1, columns}, at::kLong);
+  auto* mine = header.mutable_data_ptr<std::int64_t>();
+  mine[0] = error.empty() ? static_cast<std::int64_t>(bytes->size()) : kNotSaved;
+  mine[1] = set.rank();
   const at::Tensor headers = detail::AllGatherBlocking(header, name, set);
   Gathered gathered;
-  for (std::int64_t rank = 0; rank < headers.size(0); ++rank) {
-    gathered.lengths.push_back(
-        headers.const_data_ptr<std::int64_t>()[rank * static_cast<std::int64_t>(content)]);
+  const auto* of_rank = headers.const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < headers.size(0); ++i, of_rank += columns) {
+    gathered.lengths.push_back(of_rank[0]);
+    gathered.ranks.push_back(static_cast<int>(of_rank[1]));
   }
   if (std::count(gathered.lengths.begin(), gathered.lengths.end(), kNotSaved) > 0) {
     detail::AgreeOnErrors(CallText("allgather_object", name), error, set);
@@ -129,7 +135,7 @@ void AllgatherSaved(const SaveTo& save, const LoadFrom& load, const std::string&
     try {
       load(read, [length] { return length; });
     } catch (...) {
-      error = "the object of rank " + std::to_string(set.ranks()[i]) +
+      error = "the object of rank " + std::to_string(gathered.ranks[i]) +
               " cannot be loaded: " + TextOfCurrent();
     }
     from += length;

@@ -211,6 +211,19 @@ TEST(ObjectsTest, WhatCannotBeLoadedOnOneRankIsThrownOnAll) {
   });
 }
 
+TEST(ObjectsTest, AnObjectIsToldOfItsRankWhileAnotherHasJoined) {
+  RunTorchRanks(3, [](int rank) {
+    this_rank_can_load = rank != 2;
+    if (rank > 0) {
+      EXPECT_THAT(
+          ErrorOf(ErrorCode::InvalidArgument,
+                  [&] { allgather_object(Picky{torch::ones({1})}, ""); }),
+          AllOf(HasSubstr("the object of rank 1 cannot be loaded"), HasSubstr("on rank 2")));
+    }
+    join();
+  });
+}
+
 TEST(ObjectsTest, RootsThatDifferOrDoNotExistAreRefused) {
   RunTorchRanks(2, [](int rank) {
     const auto bytes = [&](int root) { broadcast_object("x", root, "o"); };

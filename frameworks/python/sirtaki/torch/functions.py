@@ -39,12 +39,12 @@ def packed(make: Callable[[], bytes]) -> Tuple[bytes, Optional[Exception]]:
     try:
         return _OBJECT + make(), None
     except Exception as error:
-        return _FAILURE + str(error).encode("utf-8", "replace"), error
+        return _FAILURE + f"the object of rank {_C.rank()} cannot be pickled: {error}".encode("utf-8", "replace"), error
 
 
-def unpacked(data: bytes, rank: int) -> memoryview:
+def unpacked(data: bytes) -> memoryview:
     if data[:1] == _FAILURE:
-        raise InvalidArgumentError(f"the object of rank {rank} cannot be pickled: {data[1:].decode('utf-8')}")
+        raise InvalidArgumentError(data[1:].decode("utf-8"))
     return memoryview(data)[1:]
 
 
@@ -54,7 +54,7 @@ def broadcast_made(make: Callable[[], bytes], root_rank: int, name: str, impl: A
     data = _C.broadcast_bytes(data, root_rank, name, impl)
     if error is not None:
         raise error
-    return unpacked(data, root_rank)
+    return unpacked(data)
 
 
 def allgather_pickled(make: Callable[[], bytes], name: str, impl: Any) -> List[Any]:
@@ -63,7 +63,7 @@ def allgather_pickled(make: Callable[[], bytes], name: str, impl: Any) -> List[A
     gathered = _C.allgather_bytes(data, name, impl)
     if error is not None:
         raise error
-    return [pickle.loads(unpacked(each, rank)) for each, rank in zip(gathered, impl.ranks())]
+    return [pickle.loads(unpacked(each)) for each in gathered]
 
 
 def broadcast_object(

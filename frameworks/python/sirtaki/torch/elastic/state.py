@@ -359,7 +359,7 @@ class TorchState(ObjectState):
         data = (ctypes.c_char * received.numel()).from_address(received.data_ptr()).raw
         if error is not None:
             raise error
-        saved = unpacked(data, self._root_rank)  # raises on all others where the root has raised
+        saved = unpacked(data)  # raises on all others where the root has raised
 
         def take() -> Tuple[List[Any], Dict[str, Any]]:
             states, dicts, values = pickle.loads(saved)
