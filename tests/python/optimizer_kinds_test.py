@@ -69,6 +69,27 @@ def test_its_state_is_broadcast(rank, size, name, wrapped):
     support.assert_same_everywhere(hvd, model.parameters())
 
 
+def test_a_state_that_is_broadcast_lies_as_its_parameter_does(rank, size):
+    """torch's fused steps go by addresses on the CPU: with a state that lies otherwise they make wrong numbers."""
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=True)
+    batch = torch.randn(2, 3, 5, 5)
+    if rank == 0:
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
+    for part in range(2):
+        optimizer.zero_grad()
+        if rank == part % size:  # on the others the gradient arrives where there is none
+            model(batch).pow(2).mean().backward()
+        optimizer.step()
+        assert model.weight.grad.stride() == model.weight.stride()
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "LBFGS"])
 def test_a_state_without_steps_is_broadcast_and_makes_none(rank, name):
     model = optimizers.model_for(name)

@@ -817,6 +817,25 @@ def test_hooks_of_steps_run_once(rank):
     assert calls == ["before", "after"]
 
 
+def test_a_step_within_a_compiled_function_breaks_the_graph(rank):
+    model = support.net()
+    plain = support.net()
+    optimizer, of_plain = distributed(model), distributed(plain)
+
+    def train_step(model, optimizer, batch):
+        optimizer.zero_grad()
+        support.loss_of(model, batch).backward()
+        optimizer.clip_grad_norm_(0.5)
+        optimizer.step()
+
+    compiled = torch.compile(train_step, backend="eager")
+    for batch in support.batches(rank, 2):
+        compiled(model, optimizer, batch)
+        train_step(plain, of_plain, batch)
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
 def test_the_names_of_parameters_can_be_read(rank):
     model = support.net()
     assert distributed(model)._parameter_names == {p: name for name, p in model.named_parameters()}

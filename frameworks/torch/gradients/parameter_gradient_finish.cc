@@ -1,5 +1,6 @@
 // The way of a reduced gradient back into `.grad`.
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <exception>
 #include <string>
@@ -10,6 +11,7 @@
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_form.h"
+#include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
@@ -28,8 +30,12 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
     what_.parameter.mutable_grad() = average;
   } else if (found.defined() && !found.requires_grad() && !found.is_sparse()) {
     if (average.data_ptr() != found.data_ptr()) found.copy_(average);
-  } else {
+  } else if (!average.defined() || HasContractStrides(what_.parameter, average.strides())) {
     what_.parameter.mutable_grad() = average;
+  } else {  // torch's fused steps go by addresses
+    const at::Tensor placed =
+        at::empty_strided(average.sizes(), ContractStrides(what_.parameter), average.options());
+    what_.parameter.mutable_grad() = placed.copy_(average);
   }
 }
 

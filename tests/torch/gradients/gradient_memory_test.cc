@@ -242,6 +242,31 @@ TEST(GradientMemoryTest, FollowsTheLayoutOfItsParameter) {
   }
 }
 
+// A gradient that goes by itself arrives so where there was none, and where it has a graph.
+TEST(GradientMemoryTest, FollowsTheLayoutOfItsParameterWhereThereIsNone) {
+  for (const Average at : {Average::Backward, Average::Step}) {
+    RunTorchRanks(2, [at](int rank) {
+      auto filter = torch::zeros({4, 3, 5, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
+      filter.requires_grad_();
+      auto optimizer =
+          DistributedOptimizer(SGD({filter}, SGDOptions(1.0)), NamedTensors{{"filter", filter}},
+                               DistributedOptimizerOptions().average_at(at));
+      const auto wave = Waves({4, 3, 5, 5}, 1).to(torch::kFloat);
+      if (rank == 0) (filter * wave).sum().backward();
+      optimizer.synchronize();
+      optimizer.step();
+      EXPECT_TRUE(torch::allclose(filter.grad(), wave * 0.5f));
+      EXPECT_EQ(filter.grad().strides(), filter.strides());
+      if (at == Average::Backward) return;  // hooks refuse graphs
+
+      optimizer.zero_grad(/*set_to_none=*/true);
+      filter.pow(2).mul(wave).sum().backward({}, /*keep_graph=*/true, /*create_graph=*/true);
+      optimizer.step();
+      EXPECT_EQ(filter.grad().strides(), filter.strides());
+    });
+  }
+}
+
 // Ranks whose parameters lie differently go gradient by gradient.
 TEST(GradientMemoryTest, OfParametersThatLieDifferently) {
   RunPooled(2, [](int rank) {

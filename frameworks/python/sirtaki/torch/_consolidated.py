@@ -13,7 +13,7 @@ import torch
 from sirtaki.common.exceptions import InvalidArgumentError, MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import is_cut, parameters_of, shard_set
-from sirtaki.torch._structures import moved
+from sirtaki.torch._structures import dense_strides, moved
 from sirtaki.torch.functions import agreed, allgather_pickled
 from sirtaki.torch.process_sets import ProcessSet, _impl_of
 
@@ -49,15 +49,10 @@ class _Told(NamedTuple):
     held: List[_Held]
 
 
-def _strides(tensor: torch.Tensor) -> Tuple[int, ...]:
-    """Those of a copy: the tensor's own if it lies dense in memory."""
-    return torch.empty_like(tensor, device="meta").stride()
-
-
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """As they lie in memory; without a copy if the tensor lies dense."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    strides = _strides(tensor)
+    strides = dense_strides(tensor)
     if tensor.stride() != strides:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -77,7 +72,7 @@ class _Pickler(pickle.Pickler):
             return ("parameter", self._places[id(obj)])
         if type(obj) is not torch.Tensor or obj.layout != torch.strided or obj.is_quantized:
             return None
-        what = (obj.dtype, tuple(obj.shape), _strides(obj), obj.device.type == "cpu")
+        what = (obj.dtype, tuple(obj.shape), dense_strides(obj), obj.device.type == "cpu")
         if obj.numel() == 1:
             return ("small", bytes(_bytes_of(obj).tolist()), *what)
         if id(obj) not in self._numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any, Iterator
+from typing import Any, Iterator, Tuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -37,3 +37,8 @@ def moved(value: Any, device: torch.device) -> Any:
             made[key] = moved(item, device)
         return made
     return value
+
+
+def dense_strides(tensor: torch.Tensor) -> Tuple[int, ...]:
+    """The strides of a copy: the tensor's own if it lies dense in memory."""
+    return torch.empty_like(tensor, device="meta").stride()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import torch
 
@@ -18,6 +18,14 @@ from sirtaki.torch.compression import Compression, Compressor
 from sirtaki.torch.functions import agreed, check_initialized
 from sirtaki.torch.process_sets import ProcessSet, global_process_set
 from sirtaki.torch.reductions import Average
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _untraced(function: Function) -> Function:
+    """torch.compile() breaks its graph at the function, as at those of torch's own optimizers."""
+    return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
 class _Outside:
@@ -158,6 +166,7 @@ class _DistributedOptimizer:
             self._sirtaki_shards.run = new_run(self.process_set)
         self._sirtaki_reducer = made
 
+    @_untraced
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         """Waits for the averaged gradients, then makes the optimizer's step. With a closure, which makes the gradients,
         each evaluation of it is followed by synchronize(), and the loss that it returns is averaged over the ranks.
@@ -228,6 +237,7 @@ class _DistributedOptimizer:
     def _sirtaki_load_shards(self, state_dict: Dict[str, Any]) -> None:
         self._sirtaki_shards.load(self, state_dict, super().load_state_dict)  # type: ignore[misc]
 
+    @_untraced
     def synchronize(self) -> None:
         """Waits until all gradients are averaged. The following step() takes them as they then are. Collective."""
         self._sirtaki_synchronize()
@@ -251,6 +261,7 @@ class _DistributedOptimizer:
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_sparse(1)  # rows, as an embedding has them
 
+    @_untraced
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Calls the optimizer's zero_grad(); raises PendingGradientsError, an AssertionError, while gradients are being
         reduced."""
@@ -288,6 +299,7 @@ class _DistributedOptimizer:
         finally:
             scope.close()
 
+    @_untraced
     def skip_step(self) -> None:
         """Begins a new step after one that the program leaves out. It is needed if synchronize() was called for that
         step and zero_grad() will not be: the following backward() then belong to a new step."""
@@ -318,6 +330,7 @@ class _DistributedOptimizer:
                 "have: call it after step(), or after zero_grad() of the optimizer"
             )
 
+    @_untraced
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> float:
         """Waits for the averaged gradients, scales them so that their norm is at most ``max_norm``, and returns the
         norm that they had: the same on all ranks. Collective."""

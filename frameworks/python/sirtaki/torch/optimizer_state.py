@@ -11,6 +11,7 @@ import torch
 from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import is_cut, parameters_of
+from sirtaki.torch._structures import dense_strides
 from sirtaki.torch.functions import agreed, allgather_object, broadcast_made
 from sirtaki.torch.process_sets import ProcessSet, _impl_of, global_process_set
 
@@ -35,7 +36,7 @@ class _Pickler(pickle.Pickler):
             self._numbers[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
         on = "cpu" if obj.device.type == "cpu" else "accelerator"
-        return ("tensor", self._numbers[id(obj)], obj.dtype, tuple(obj.shape), on)
+        return ("tensor", self._numbers[id(obj)], obj.dtype, tuple(obj.shape), dense_strides(obj), on)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -49,12 +50,12 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == "parameter":
             return self._parameters[pid[1]]
-        _, number, dtype, shape, on = pid
+        _, number, dtype, shape, strides, on = pid
         if number not in self._of_number:
             device = torch.device("cpu")
             if on != "cpu":
                 device = next((p.device for p in self._parameters if p.device.type != "cpu"), torch.device("cuda"))
-            self._of_number[number] = torch.zeros(shape, dtype=dtype, device=device)
+            self._of_number[number] = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         return self._of_number[number]
 
     @property
