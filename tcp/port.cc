@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "ops/base/finished.h"
 
@@ -94,14 +95,14 @@ void Port::ProgressAll() const {
 std::unique_ptr<ops::Completion> Port::Post(Envelope envelope, std::span<const Receive> receives,
                                             std::span<const Send> sends) {
   if (Status stopped = stop_.why(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
-  // A rank sends to itself alone, one message a call.
-  if (receives.size() == 1 && sends.empty() && receives[0].rank == rank_) {
-    const Receive own{0, receives[0].memory, receives[0].bytes};
-    return self_->Post(envelope, {&own, 1}, {});
-  }
-  if (sends.size() == 1 && receives.empty() && sends[0].rank == rank_) {
-    const Send own{0, sends[0].memory, sends[0].bytes};
-    return self_->Post(envelope, {}, {&own, 1});
+  const auto is_own = [this](const auto& one) { return one.rank == rank_; };
+  // A rank sends to itself alone.
+  if (std::ranges::any_of(receives, is_own) || std::ranges::any_of(sends, is_own)) {
+    std::vector<Receive> taken(receives.begin(), receives.end());
+    std::vector<Send> given(sends.begin(), sends.end());
+    for (Receive& one : taken) one.rank = 0;
+    for (Send& one : given) one.rank = 0;
+    return self_->Post(envelope, taken, given);
   }
   auto transfers = std::make_unique<Transfers>(*this, envelope, receives.size() + sends.size());
   const auto start = [&](int rank, std::int64_t bytes, const auto& set) {

@@ -282,7 +282,9 @@ Status Stream::TakeHeader(const Header& header) {
     case Kind::kWanted: {
       const auto found = box.announced.find(header.number);
       if (found == box.announced.end()) {
-        if (header.number >= box.sends) box.wanted.insert(header.number);
+        // Numbers wrap.
+        const auto ahead = static_cast<std::int32_t>(header.number - box.sends);
+        if (ahead >= 0) box.wanted.insert(header.number);
         return Status::Ok();
       }
       Outgoing outgoing{header, found->second};

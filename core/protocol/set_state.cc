@@ -57,6 +57,7 @@ bool SetState::HasReport(const PendingKey& pending, int child) const {
 }
 
 bool SetState::HasReport(const Key& key, int child) const {
+  if (key.is_join()) return joins.HasChild(child);
   const PendingKey* const pending = keys.Find(key);
   return pending != nullptr && HasReport(*pending, child);
 }

@@ -98,6 +98,10 @@ StallWatch::StallWatch(StallOptions options, const Tree::Node& node, int world_s
 
 void StallWatch::Due(TimePoint at) { next_ = std::min(next_, at); }
 
+TimePoint StallWatch::LimitOf(TimePoint since) const {
+  return std::max(since, resumed_) + options_.stall_limit;
+}
+
 void StallWatch::NoteWait(const PendingKey& pending) {
   if (options_.stall_warning > Duration::zero()) Due(pending.since + options_.stall_warning);
   if (options_.stall_limit > Duration::zero()) Due(pending.since + options_.stall_limit);
@@ -105,6 +109,8 @@ void StallWatch::NoteWait(const PendingKey& pending) {
 
 void StallWatch::Step(std::map<SetNumber, SetState>& sets,
                       const std::vector<RunningOperation>& running, TimePoint now) {
+  // A job that was stopped as a whole goes on: what it waits for has the limit again.
+  if (next_ != TimePoint::max() && now > next_ + options_.peer_timeout) resumed_ = now;
   next_ = TimePoint::max();
   for (auto& [number, set] : sets) {
     if (set.keys.Oldest()) CheckStalls(set, now);
@@ -217,7 +223,7 @@ void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting,
           ask([](const StalledKey& key) { return key.call_limit > Duration::zero(); })) {
     return start(*late, /*fault_after=*/true);
   }
-  if (limit > Duration::zero() && !waiting.empty() && now >= waiting.front()->since + limit) {
+  if (limit > Duration::zero() && !waiting.empty() && now >= LimitOf(waiting.front()->since)) {
     return start(*waiting.front(), /*fault_after=*/true);
   }
   if (PendingKey* const due = ask([](const StalledKey& key) { return key.to_be_asked; })) {
@@ -226,7 +232,7 @@ void StallWatch::Inquire(SetState& set, const std::vector<PendingKey*>& waiting,
     return;
   }
   for (PendingKey* const pending : waiting) {
-    if (limit > Duration::zero()) next = std::min(next, pending->since + limit);
+    if (limit > Duration::zero()) next = std::min(next, LimitOf(pending->since));
     if (warning <= Duration::zero()) continue;
     TimePoint due = pending->since + warning;
     if (now >= due) {
@@ -403,14 +409,14 @@ void StallWatch::CheckLeaving(TimePoint now) {
   warning.missing = RankRanges::Span(0, world_size_ - 1);
   warning.missing.Remove(around_.left());
   if (options_.stall_limit > Duration::zero()) {
-    if (warning.waited >= options_.stall_limit) {
+    if (now >= LimitOf(*first_left_)) {
       around_.Fail(StatusCode::kTimedOut,
                    LeavingText(warning) + ", longer than stall_limit (" +
                        DurationText(options_.stall_limit) + ")",
                    "");
       return;
     }
-    Due(*first_left_ + options_.stall_limit);
+    Due(LimitOf(*first_left_));
   }
   if (options_.stall_warning <= Duration::zero()) return;
   if (!next_leaving_warning_) next_leaving_warning_ = *first_left_ + options_.stall_warning;

@@ -89,6 +89,7 @@ class StallWatch {
 
  private:
   void Due(TimePoint at);
+  TimePoint LimitOf(TimePoint since) const;  // when a wait is over stall_limit; it is not zero
 
   // A question passed on for the parent (18).
   struct PassedQuery {
@@ -148,6 +149,7 @@ class StallWatch {
   std::optional<TimePoint> next_leaving_warning_;
   std::vector<StallWarning> warnings_;
   TimePoint next_ = TimePoint::max();
+  TimePoint resumed_{};  // when Step came much too late last
 };
 
 }  // namespace sirtaki::core

@@ -21,13 +21,13 @@ class BarrierRun : public GroupRun {
 
 class RefusedRun : public GroupRun {
  public:
-  explicit RefusedRun(const RunContext& context) : GroupRun(context) {}
+  RefusedRun(const RunContext& context, core::Status why)
+      : GroupRun(context), why_(std::move(why)) {}
 
  private:
-  bool Next() override {
-    return Fail(StatusCode::kProtocol, std::string(core::OpKindName(task()->signature().kind)) +
-                                           " has no place in a lane");
-  }
+  bool Next() override { return Fail(why_.code(), why_.message()); }
+
+  const core::Status why_;
 };
 
 }  // namespace
@@ -79,16 +79,18 @@ bool GroupRun::Fail(StatusCode code, std::string text) {
   return false;
 }
 
-bool GroupRun::NextOrThrown() {
+Progress GroupRun::Advance() {
   try {
-    return Next();
+    return AdvanceOrThrow();
   } catch (...) {
     status_ = core::StatusOfException();
-    return false;
+    over_ = true;
+    Drop();
+    return Progress::kOver;
   }
 }
 
-Progress GroupRun::Advance() {
+Progress GroupRun::AdvanceOrThrow() {
   bool moved = false;
   while (!over_) {
     if (operation_ != nullptr) {
@@ -101,14 +103,21 @@ Progress GroupRun::Advance() {
     if (status_.ok() && stop_.load(std::memory_order_relaxed)) {
       Fail(StatusCode::kAborted, "the lanes were stopped");
     }
-    over_ = !status_.ok() || !NextOrThrown();
-    if (over_) Drop();  // what Next has begun before it threw
+    over_ = !status_.ok() || !Next();
     if (over_ && status_.ok()) trace_.Finish();
   }
   return Progress::kOver;
 }
 
 std::unique_ptr<GroupRun> GroupRun::Make(const RunContext& context) {
+  try {
+    return MakeOrThrow(context);
+  } catch (...) {
+    return std::make_unique<RefusedRun>(context, core::StatusOfException());
+  }
+}
+
+std::unique_ptr<GroupRun> GroupRun::MakeOrThrow(const RunContext& context) {
   switch (context.task->signature().kind) {
     case core::OpKind::kAllReduce:
       if (context.task->signature().reduction == core::ReduceOp::kAdasum)
@@ -135,7 +144,10 @@ std::unique_ptr<GroupRun> GroupRun::Make(const RunContext& context) {
     case core::OpKind::kReceive:
       break;
   }
-  return std::make_unique<RefusedRun>(context);
+  return std::make_unique<RefusedRun>(
+      context, core::Status(StatusCode::kProtocol,
+                            std::string(core::OpKindName(context.task->signature().kind)) +
+                                " has no place in a lane"));
 }
 
 }  // namespace sirtaki::ops

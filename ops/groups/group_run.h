@@ -54,6 +54,7 @@ class GroupRun {
   const core::Status& status() const { return status_; }
   const GroupTaskPtr& task() const { return task_; }
 
+  // What memory is lacking for is a run that fails.
   static std::unique_ptr<GroupRun> Make(const RunContext& context);
 
  protected:
@@ -95,7 +96,8 @@ class GroupRun {
  private:
   // Why the group cannot be run at all, whatever kind it is.
   core::Status Check() const;
-  bool NextOrThrown();
+  Progress AdvanceOrThrow();
+  static std::unique_ptr<GroupRun> MakeOrThrow(const RunContext& context);
 
   const GroupTaskPtr task_;
   const std::atomic<bool>& stop_;

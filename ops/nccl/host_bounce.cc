@@ -2,8 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
+#include "ops/base/keep_forever.h"
 #include "ops/groups/reduction_terms.h"
 #include "ops/nccl/device_lane_impl.h"
 
@@ -67,6 +69,10 @@ Status DeviceLane::Impl::BounceThroughHost(const GroupTask& group, HostBounce& b
   if (!status.ok()) return status;
   bounce.there->store(true, std::memory_order_release);
   status = AwaitTold(*bounce.done);
+  if (!status.ok()) {  // the host's lane, or its medium, may still be at them
+    KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
+    return status;
+  }
   for (std::size_t i = 0; i < group.items.size() && status.ok(); ++i) {
     status = cuda::CopyBytes(cuda, group.items[i].work->output, bounce.works[i]->output,
                              group.items[i].signature->Bytes(), CopyKind::kHostToDevice,

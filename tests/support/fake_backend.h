@@ -21,10 +21,14 @@ class FakeBackend : public ops::Backend {
  public:
   class Operation : public ops::Completion {
    public:
-    bool Poll() override { return done->load(); }
+    bool Poll() override {
+      if (lacks_memory) throw std::bad_alloc();
+      return done->load();
+    }
     core::Status status() const override { return result; }
     std::shared_ptr<std::atomic<bool>> done = std::make_shared<std::atomic<bool>>(false);
     core::Status result;
+    bool lacks_memory = false;
   };
 
   std::string_view name() const override { return "fake"; }
@@ -119,13 +123,15 @@ class FakeBackend : public ops::Backend {
     return aborts_;
   }
 
-  ops::LetGo let_go;  // set before it is used; null: its memory stays
+  std::atomic<bool> lacks_memory = false;  // the operations that are begun then
+  ops::LetGo let_go;                       // set before it is used; null: its memory stays
 
  private:
   std::unique_ptr<Operation> Run(ops::Channel channel) {
     auto operation = std::make_unique<Operation>();
     core::MutexLock lock(mutex_);
     if (operations_++ >= fail_from_) operation->result = why_;
+    operation->lacks_memory = lacks_memory;
     if (channel.lane == fusion::Lane::kLarge) {
       inside_ = true;
       while (blocked_) changed_.Wait(mutex_);

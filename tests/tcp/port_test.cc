@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/wire/verifying_port.h"
 #include "ops/wire/wire_backend.h"
 #include "tests/support/backend_conformance.h"
 #include "tests/support/rank_threads.h"
@@ -197,14 +198,18 @@ TEST_F(TcpPortTest, WhatAWithdrawnReceiveWasToGetGoesToTheNext) {
 }
 
 TEST_F(TcpPortTest, WhatARankSendsToItselfComes) {
-  const auto given = Filled(kLong, 'o');
-  std::vector<char> taken(kLong);
-  const Send send{0, given.data(), kLong};
-  const Receive receive{0, taken.data(), kLong};
-  const auto sent = ports_[0]->Post(kMessage, {}, {&send, 1});
-  const auto received = ports_[0]->Post(kMessage, {&receive, 1}, {});
-  ASSERT_NO_FATAL_FAILURE(Finish({sent.get(), received.get()}));
-  EXPECT_EQ(taken, given);
+  ops::wire::VerifyingPort verifying(*ports_[0]);
+  for (ops::wire::Port* const port : {static_cast<ops::wire::Port*>(ports_[0].get()),
+                                      static_cast<ops::wire::Port*>(&verifying)}) {
+    const auto given = Filled(kLong, 'o');
+    std::vector<char> taken(kLong);
+    const Send send{0, given.data(), kLong};
+    const Receive receive{0, taken.data(), kLong};
+    const auto sent = port->Post(kMessage, {}, {&send, 1});
+    const auto received = port->Post(kMessage, {&receive, 1}, {});
+    ASSERT_NO_FATAL_FAILURE(Finish({sent.get(), received.get()}));
+    EXPECT_EQ(taken, given);
+  }
 }
 
 TEST_F(TcpPortTest, ALostRankEndsWhatWaitsForIt) {

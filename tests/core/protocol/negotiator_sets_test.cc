@@ -275,6 +275,35 @@ TEST_F(NegotiatorSetsTest, ACallWhoseTimeIsOverNamesWhoMissesIt) {
   }
 }
 
+TEST_F(NegotiatorSetsTest, AJoinWhoseTimeIsOverNamesWhoMissesIt) {
+  for (const int rank : {0, 1, 3}) sim_.node(rank).Join(0, sim_.now());
+  sim_.Settle();
+  EXPECT_GT(sim_.node(3).TimeOut(Key::Join(0), std::chrono::seconds(5), sim_.now()),
+            core::Duration::zero());
+  sim_.Run(std::chrono::seconds(3), std::chrono::milliseconds(50));
+  for (int rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(sim_.node(rank).faulted());
+    EXPECT_THAT(
+        sim_.node(rank).cause().text,
+        HasSubstr("join did not finish within its time-out of 5 s; not submitted by rank 2"));
+  }
+}
+
+TEST_F(NegotiatorSetsTest, ARankIsMissedThatStopsWhileItRunsWhatASetThatGoesHasLeft) {
+  AllSubmit("c1", AddOf({1, 2, 3}));
+  for (const int rank : {1, 2, 3}) {
+    sim_.local(rank).running = {{1, "", sim_.now(), Key::Named(1, "w")}};
+  }
+  AllSubmit("c2", RemoveOf(1));
+  EXPECT_THAT(told(1), ElementsAre("add 1: 1-3", "remove 1"));
+  sim_.Stop(2);
+  sim_.Run(std::chrono::seconds(30), std::chrono::milliseconds(50));
+  for (const int rank : {0, 1, 3}) {
+    ASSERT_TRUE(sim_.node(rank).faulted());
+    EXPECT_EQ(sim_.node(rank).cause().code, StatusCode::kPeerLost);
+  }
+}
+
 // At the seat, where the time that is left is not sent but kept.
 TEST_F(NegotiatorSetsTest, ACallThatIsLateBeforeItIsSubmittedNamesWhoMissesItToo) {
   for (const int rank : {0, 1, 3}) Submit(rank, Key::Named(0, "w"), AllReduceOf({1}));

@@ -50,8 +50,14 @@ class WatchedNode final : public StallWatch::Surroundings {
     now += time;
     watch.Step(sets, running, now);
   }
+  // As long as that, with no step later than its time; children answer nothing.
+  void Live(Duration time) {
+    for (const TimePoint end = now + time; now < end && !faulted();) Pass(seconds(1));
+  }
+  // The last question.
   void Answer(int child, const RankRanges& missing) {
-    watch.Receive(sets.at(kWorldSet), child, AnswerMessage{kW, 1, missing, {}}, now);
+    const auto number = std::get<QueryMessage>(sent.back().second).number;
+    watch.Receive(sets.at(kWorldSet), child, AnswerMessage{kW, number, missing, {}}, now);
   }
 
   SetState* FindSet(SetNumber set) override { return &sets.at(set); }
@@ -115,13 +121,30 @@ TEST(StallWatchTest, ADecidedKeyIsForgotten) {
 TEST(StallWatchTest, WhatWaitsLongerThanTheLimitIsAFaultThatNamesTheLate) {
   WatchedNode node(0);
   node.Wait(kW);
-  node.Pass(seconds(600));
+  node.Live(seconds(600));
   node.Answer(0, RankRanges{1});
   node.Answer(1, RankRanges());
   node.Pass({});
   ASSERT_TRUE(node.fault);
   EXPECT_THAT(*node.fault,
               HasSubstr("\"w\" has waited 10 min for rank 1, longer than stall_limit"));
+}
+
+TEST(StallWatchTest, AJobThatWasStoppedAndGoesOnHasTheLimitAgain) {
+  for (const bool in_shutdown : {false, true}) {
+    WatchedNode node(0);
+    if (in_shutdown) {
+      node.has_left = RankRanges{0};
+    } else {
+      node.Wait(kW);
+    }
+    node.Live(seconds(100));
+    node.Pass(seconds(3600));
+    node.Live(seconds(590));
+    EXPECT_FALSE(node.fault);
+    node.Live(seconds(15));
+    EXPECT_TRUE(node.fault);
+  }
 }
 
 TEST(StallWatchTest, BelowTheSeatItTellsTheSeatOnce) {

@@ -332,6 +332,17 @@ TEST(HostLanesFailureTest, AnAllocationThatThrowsIsAFailure) {
   EXPECT_EQ(bench.Failures()[0].second, "gathered");
 }
 
+TEST(HostLanesFailureTest, NoMemoryForAnOperationIsAFailure) {
+  for (const bool large : {false, true}) {
+    Bench bench;
+    bench.backend->lacks_memory = true;
+    const core::HandlePtr handle = large ? bench.StartLarge("w") : bench.StartSmall("w");
+    bench.lanes->Step();
+    Bench::WaitFor([&] { return handle->done(); });
+    EXPECT_THAT(handle->status().message(), ::testing::HasSubstr("out of host memory"));
+  }
+}
+
 TEST(HostLanesFailureTest, NoMemoryForAGatherIsAFailure) {
   Bench oom;
   EXPECT_THAT(StartGather(

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -146,6 +149,38 @@ TEST(NcclAdasumTest, AbandoningEndsOneWhoseTensorsNeverCome) {
   ASSERT_TRUE(side.handle()->done());
   EXPECT_THAT(side.handle()->status().message(), HasSubstr("rank 1 is lost"));
   EXPECT_TRUE(device.lanes().Idle());
+}
+
+// The host's lane may still be at them, and so may its medium.
+TEST(NcclAdasumTest, AFaultLeavesThePagesToTheHost) {
+  FakeGpus gpus;
+  InprocWorld world(2);
+  const RunCase adasum = OnDevice(Adasum(500));
+  const auto observer = std::make_shared<core::trace::Observer>();
+  observer->detail = true;
+  RankThreads::Run(2, [&](int rank) {
+    DeviceRank device(gpus, world, rank,
+                      [&](LanesOptions& options) { options.host.observer = observer; });
+    if (rank == 1) return;  // never takes part
+    RunSide side;
+    device.Start({device.OnDevice(side.MakeItem(adasum, "w", rank, 2))});
+    const auto is_at_them = [&] {
+      std::vector<core::trace::Event> events;
+      std::uint64_t lost = 0;
+      observer->recorder.Read(0, true, &events, &lost);
+      return std::ranges::any_of(events, [](const core::trace::Event& event) {
+        return event.track != core::trace::Track::kDevice;
+      });
+    };
+    while (!is_at_them()) {
+      device.lanes().Step();
+      std::this_thread::yield();
+    }
+    device.lanes().Abandon({StatusCode::kPeerLost, "rank 1 is lost"});
+    EXPECT_TRUE(side.handle()->done());
+    device.EndLanes();
+    EXPECT_THAT(gpus.calls("cudaFreeHost"), IsEmpty());
+  });
 }
 
 TEST(NcclAdasumTest, ACopyThatFailsIsTheGroupsFault) {

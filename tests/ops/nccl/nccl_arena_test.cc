@@ -468,6 +468,25 @@ TEST_F(NcclArenaTest, ARankThatHasJoinedSparesTheOthersTheirs) {
   EXPECT_THAT(gpus_.calls("ncclCommWindowRegister"), SizeIs(2));
 }
 
+TEST_F(NcclArenaTest, ARankThatHasJoinedSparesTheOthersTheirsOfOneTensor) {
+  RunRanks([&](DeviceRank& rank, int number) {
+    const ArenaPtr arena = MakeArena(rank);
+    BucketSide bucket(rank, arena);
+    bucket.Write(4);
+    core::RunItem item = std::move(bucket.items[1]);
+    item.key = core::Key::Named(core::kWorldSet, "w");
+    item.silent = core::RankRanges::Span(1, 1);
+    const void* const output = item.work->output;
+    if (number == 1) item.work = nullptr;
+    rank.Start({std::move(item)});
+    rank.RunToIdle();
+    EXPECT_TRUE(rank.failure().ok()) << rank.failure().ToString();
+    if (number == 0) {
+      EXPECT_EQ(*static_cast<const float*>(output), 2.5);
+    }
+  });
+}
+
 TEST_F(NcclArenaTest, IsGivenUpWhenNoRankHasAUseForIt) {
   RunRanks([&](DeviceRank& rank, int number) {
     ArenaPtr first = MakeArena(rank);
