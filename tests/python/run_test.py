@@ -11,6 +11,7 @@ import pytest
 import sirtaki.torch as hvd
 import support
 from sirtaki._launcher import launcher_path
+from sirtaki.torch import _run
 
 pytestmark = [pytest.mark.skipif(hvd.size() > 1, reason="starts ranks of its own; once is enough"),
               pytest.mark.sample(3)]
@@ -92,6 +93,15 @@ def test_functions_of_no_file_need_cloudpickle(tmp_path):
     """
     assert program(tmp_path, body, cloudpickle=True)[-2:] == ["[110, 111]", "['from a lambda']"]
     assert program(tmp_path, body, cloudpickle=False)[-1].startswith("refused:")
+
+
+def test_ranks_elsewhere_get_the_addresses_of_the_interfaces():
+    """The host's name may have none but 127.0.1.1, as on Debian."""
+    found = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
+    wanted = {address for address in found if "." in address}
+    given = _run._addresses(local=False)
+    assert wanted <= set(given)
+    assert given[-1] == "127.0.0.1"
 
 
 def test_arguments_that_are_refused():

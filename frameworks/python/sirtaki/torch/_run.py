@@ -9,6 +9,7 @@ before anything is unpickled (Channel in _run_rank.py).
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import multiprocessing.connection
 import os
@@ -16,6 +17,7 @@ import pickle
 import secrets
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -35,6 +37,7 @@ GRACE_SECONDS = 5.0  # for a result that is on its way when sirtakirun has ended
 GREETERS = 64  # connections that have not proven that they know the key, besides one of each rank
 GREETING_SECONDS = 10.0  # for a connection to prove it
 ACCEPT_AGAIN_SECONDS = 1.0  # after there was no room for a connection
+SIOCGIFADDR = 0x8915  # Linux's question for the address of an interface
 
 
 class RankError(RuntimeError):
@@ -196,11 +199,24 @@ def _without_values(command: Sequence[str]) -> List[str]:
     return printed
 
 
+def _interface_addresses() -> List[str]:
+    """The IPv4 addresses of this host's interfaces, without the loopback: its name may have none but 127.0.1.1."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("40s", name.encode()))
+            except OSError:  # it has none
+                continue
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return [address for address in found if not address.startswith("127.")]
+
+
 def _addresses(local: bool) -> List[str]:
     """Where the ranks may reach this process."""
     if local:
         return ["127.0.0.1"]
-    found = [socket.gethostname()]
+    found = [socket.gethostname(), *_interface_addresses()]
     try:
         found += socket.gethostbyname_ex(socket.gethostname())[2]
     except OSError:
