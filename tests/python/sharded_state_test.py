@@ -347,6 +347,21 @@ def test_state_without_shards_is_saved_alike(rank, size):
     assert_same_parameters(before, plain)
 
 
+def test_shards_of_another_memory_format_are_refused(size):
+    def optimizer_of(memory_format):
+        model = torch.nn.Conv2d(4, 8, 3, bias=False).to(memory_format=memory_format)
+        made = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters()), model.named_parameters(), shard="optimizer")
+        model(torch.ones(1, 4, 5, 5)).sum().backward()
+        made.step()
+        return made
+
+    saved = optimizer_of(torch.channels_last).shard_state_dict()
+    optimizer_of(torch.channels_last).load_shard_state_dict(saved)
+    if size > 1:
+        with pytest.raises(InvalidArgumentError, match=r"of weight with the strides \(36, 1, 12, 4\)"):
+            optimizer_of(torch.contiguous_format).load_shard_state_dict(saved)
+
+
 def test_shards_of_others_are_refused_on_all_ranks(rank, size):
     training = Training(maker("Adam"), shard="optimizer").train(3)
     load = training.optimizer.load_shard_state_dict

@@ -34,6 +34,12 @@ def test_layers_start_as_the_unsplit_ones_to_the_bit(size):
     assert list(state) == list(whole.state_dict())
     assert all(torch.equal(state[name], value) for name, value in whole.state_dict().items())
     assert all(value.is_meta for value in hvd.whole_state_dict(parts, "meta").values())
+    before = parts[1].weight.detach().clone()
+    with torch.no_grad():
+        parts[1].weight.zero_()
+    assert torch.equal(state["1.weight"], whole[1].weight), "a copy, of one moment"
+    with torch.no_grad():
+        parts[1].weight.copy_(before)
     assert hvd.is_split(parts[0].weight) and not hvd.is_split(whole[0].weight)
     torch.manual_seed(4)
     nn.init.normal_(whole[1].weight)

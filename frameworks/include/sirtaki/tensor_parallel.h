@@ -216,8 +216,9 @@ SIRTAKI_API void fill_whole(const at::Tensor& parameter,
                             const std::function<void(at::Tensor)>& fill);
 
 // Returns the parameters and buffers of the module by their names, split ones as wholes: what the
-// unsplit module has. They take no part in autograd. Each goes to `device`, if one is given, before the
-// next one is gathered: the CPU holds what a GPU cannot. Collective over the sets of the split layers.
+// unsplit module has. They are copies and take no part in autograd. Each goes to `device`, if one is
+// given, before the next one is gathered: the CPU holds what a GPU cannot. Collective over the sets of the
+// split layers.
 SIRTAKI_API torch::OrderedDict<std::string, at::Tensor> whole_state(
     const torch::nn::Module& module, std::optional<at::Device> device = std::nullopt);
 

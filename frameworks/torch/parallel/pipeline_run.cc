@@ -203,7 +203,7 @@ double PipelineRun::Run(bool training, const Tensors& inputs, const Tensors& tar
     for (std::size_t i = 0; i < outputs_.front().size(); ++i) {
       Tensors parts;
       for (const Tensors& of : outputs_) parts.push_back(of[i]);
-      outputs->push_back(at::cat(parts));
+      outputs->push_back(parts.front().dim() == 0 ? at::stack(parts) : at::cat(parts));
     }
   }
   outputs_.clear();

@@ -166,12 +166,20 @@ at::Tensor ParallelLayer::CrossEntropy(const at::Tensor& logits, const at::Tenso
   const at::ScalarType type = given.scalar_type();
   const at::Tensor rows =
       given.dim() < 2 ? given.reshape({1, given.numel()}) : given.flatten(0, -2);
+  std::string unlike;
+  if (target.dim() > 1 && target.sizes() != given.sizes().slice(0, given.dim() - 1)) {
+    unlike = "the targets are " + TypeAndShape(target) + ", and the logits " + TypeAndShape(given) +
+             ": targets have the shape of the logits without its last "
+             "dimension, or are flat";
+    if (ranks() == 1) ThrowInvalid("ParallelCrossEntropy: " + unlike);
+  }
   // A sum of losses would soon be infinite in float16.
   const at::Tensor losses =
-      ranks() > 1 ? SplitCrossEntropy(rows, target.flatten(), calls_, ignore_index, label_smoothing)
-                  : at::cross_entropy_loss(
-                        at::isReducedFloatingType(type) ? rows.to(at::kFloat) : rows,
-                        target.flatten(), {}, at::Reduction::None, ignore_index, label_smoothing);
+      ranks() > 1
+          ? SplitCrossEntropy(rows, target.flatten(), unlike, calls_, ignore_index, label_smoothing)
+          : at::cross_entropy_loss(at::isReducedFloatingType(type) ? rows.to(at::kFloat) : rows,
+                                   target.flatten(), {}, at::Reduction::None, ignore_index,
+                                   label_smoothing);
   if (reduction == at::Reduction::None) return losses.to(type).view(target.sizes());
   const at::Tensor sum = losses.sum();
   if (reduction == at::Reduction::Sum) return sum.to(type);
@@ -365,11 +373,14 @@ void fill_whole(const at::Tensor& parameter, const std::function<void(at::Tensor
 torch::OrderedDict<std::string, at::Tensor> whole_state(const torch::nn::Module& module,
                                                         std::optional<at::Device> device) {
   torch::OrderedDict<std::string, at::Tensor> state;
+  // What is not split is copied too: the state is that of one moment.
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    state.insert(name, device ? tensor.to(*device) : tensor);
+    const at::Tensor whole = whole_of(tensor);
+    state.insert(name, whole.to(device.value_or(whole.device()), whole.scalar_type(),
+                                /*non_blocking=*/false, /*copy=*/!is_split(tensor)));
   };
-  for (const auto& item : module.named_parameters()) add(item.key(), whole_of(item.value()));
-  for (const auto& item : module.named_buffers()) add(item.key(), item.value().detach());
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
   return state;
 }
 

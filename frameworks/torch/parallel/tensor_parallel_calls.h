@@ -66,9 +66,10 @@ at::Tensor GatherOwn(const Made& made, const ParallelCallsPtr& calls);
 at::Tensor ColumnLinear(const at::Tensor& input, const at::Tensor& weight,
                         const std::optional<at::Tensor>& bias, const ParallelCallsPtr& calls);
 
-// The loss of each row of logits [rows, part] with its target [rows]; float32 of half types.
+// The loss of each row of logits [rows, part] with its target [rows]; float32 of half types. `wrong`:
+// why this rank's targets are refused, on all ranks; empty: they are looked at.
 at::Tensor SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& target,
-                             const ParallelCallsPtr& calls, std::int64_t ignore_index,
-                             double label_smoothing);
+                             const std::string& wrong, const ParallelCallsPtr& calls,
+                             std::int64_t ignore_index, double label_smoothing);
 
 }  // namespace sirtaki::detail

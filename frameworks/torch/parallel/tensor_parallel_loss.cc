@@ -96,9 +96,11 @@ struct LossGradient : torch::autograd::Function<LossGradient> {
 
 struct LossFunction : torch::autograd::Function<LossFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& given,
-                            const at::Tensor& target, const ParallelCallsPtr& calls,
-                            std::int64_t ignore_index, double smoothing) {
-    const std::string invalid = WhyRefusedTargets(given, target, ignore_index, *calls);
+                            const at::Tensor& target, const std::string& wrong,
+                            const ParallelCallsPtr& calls, std::int64_t ignore_index,
+                            double smoothing) {
+    const std::string invalid =
+        wrong.empty() ? WhyRefusedTargets(given, target, ignore_index, *calls) : wrong;
     const bool smooth = smoothing != 0;
     const auto classes = static_cast<double>(calls->split().split.size);
     OwnTargets own;
@@ -141,16 +143,16 @@ struct LossFunction : torch::autograd::Function<LossFunction> {
         gradients[0].masked_fill(saved[3], 0), saved[0], saved[1], saved[2], again,
         context->saved_data["smoothing"].toDouble(), context->saved_data["classes"].toDouble(),
         static_cast<at::ScalarType>(context->saved_data["type"].toInt()));
-    return {gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {gradient, at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
 at::Tensor SplitCrossEntropy(const at::Tensor& logits, const at::Tensor& target,
-                             const ParallelCallsPtr& calls, std::int64_t ignore_index,
-                             double label_smoothing) {
-  return LossFunction::apply(logits, target, calls, ignore_index, label_smoothing);
+                             const std::string& wrong, const ParallelCallsPtr& calls,
+                             std::int64_t ignore_index, double label_smoothing) {
+  return LossFunction::apply(logits, target, wrong, calls, ignore_index, label_smoothing);
 }
 
 }  // namespace sirtaki::detail

@@ -1,6 +1,7 @@
 #include "frameworks/torch/state/equality.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -109,6 +110,10 @@ std::vector<std::size_t> Differing(const Lists& digests) {
 // Writes as many digits as tell any two numbers of the type apart.
 std::string ElementText(const at::Tensor& element) {
   std::ostringstream text;
+  if (element.is_complex()) {
+    const at::Tensor parts = at::view_as_real(element);
+    return ElementText(parts[0]) + " + i " + ElementText(parts[1]);
+  }
   if (element.is_floating_point()) {
     text.precision(element.scalar_type() == at::kDouble ? 17 : 9);
     text << element.item<double>();

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/text.h"
 #include "frameworks/torch/state/optimizer_device.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -144,9 +145,32 @@ ShardsOfAllRanks::ShardsOfAllRanks(Optimizer& optimizer, const std::vector<Shard
   }
 }
 
+std::vector<std::vector<std::int64_t>> SavedStrides(torch::serialize::InputArchive& archive) {
+  c10::IValue saved;
+  std::vector<std::vector<std::int64_t>> strides;
+  if (!archive.try_read("strides", saved)) return strides;
+  for (const c10::IValue& one : saved.toListRef()) strides.push_back(one.toIntVector());
+  return strides;
+}
+
+void ShardsOfAllRanks::CheckOrder(const Whole& whole,
+                                  const std::vector<std::vector<std::int64_t>>& strides) const {
+  if (whole.place >= strides.size()) return;
+  const std::vector<std::int64_t>& saved = strides[whole.place];
+  const at::Tensor& parameter = whole.parameter;
+  const bool has_as_many = saved.size() == static_cast<std::size_t>(parameter.dim());
+  if (has_as_many && LiesWith(parameter, saved)) return;
+  throw std::runtime_error(
+      cover_.line(whole.place) + ": its shards are of memory with the strides " +
+      core::ShapeText(saved) + ", and this one has " + core::ShapeText(parameter.strides()) +
+      ": give the model that memory format before the optimizer is made, and change it when the "
+      "state is loaded");
+}
+
 bool ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive, const ReadElements& read) {
   const at::NoGradGuard no_grad;
   const std::vector<ShardRange> ranges = cover_.RangesOf(archive);
+  const std::vector<std::vector<std::int64_t>> strides = SavedStrides(archive);
   struct Part {
     Whole* whole;
     ShardRange range;
@@ -172,6 +196,7 @@ bool ShardsOfAllRanks::Add(torch::serialize::InputArchive& archive, const ReadEl
         whole.wanted = has ? ShardRange{found->second.begin, whole.target.numel()} : ShardRange();
       }
       if (range.count == 0) continue;
+      if (range.count < parameter.numel()) CheckOrder(whole, strides);
       if (read && !parameter.is_cpu()) return false;
       if (parts.count(key) == 0) {
         const at::Tensor shard =

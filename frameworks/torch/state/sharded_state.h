@@ -79,6 +79,10 @@ class ShardCover {
   std::vector<Place> places_;
 };
 
+// What SaveShards has written of how the parameters lay in memory, by their places; nothing in an old
+// archive.
+std::vector<std::vector<std::int64_t>> SavedStrides(torch::serialize::InputArchive& archive);
+
 // ShardsOfAllRanks makes the state of whole parameters, or of one rank's shards of them, of what all
 // ranks have saved. The optimizer's
 // own is used meanwhile; what throws, which is std::runtime_error or what LibTorch throws, leaves
@@ -109,6 +113,8 @@ class ShardsOfAllRanks {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::int64_t with_state = 0;  // elements
   };
+  // Throws if shards are of other elements than the same numbers are of here.
+  void CheckOrder(const Whole& whole, const std::vector<std::vector<std::int64_t>>& strides) const;
   void Merge(Whole& whole, const ShardRange& range,
              std::unique_ptr<torch::optim::OptimizerParamState> state, const ReadElements& read);
 

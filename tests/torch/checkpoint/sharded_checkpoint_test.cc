@@ -75,6 +75,45 @@ TEST(ShardedCheckpointTest, GoesOnWithAnyNumberOfRanksShardedOrNot) {
   }
 }
 
+TEST(ShardedCheckpointTest, ShardsOfAnotherMemoryFormatAreRefused) {
+  const ScratchFolder folder;
+  const std::string file = folder.File("run.pt");
+  const auto net_of = [](bool last) {
+    torch::nn::Conv2d net(torch::nn::Conv2dOptions(4, 8, 3).bias(false));
+    if (last) {
+      net->weight.set_data(net->weight.contiguous(torch::MemoryFormat::ChannelsLast));
+    }
+    return net;
+  };
+  RunTorchRanks(2, [&](int) {
+    for (const bool is_same : {true, false}) {
+      for (const bool last : {false, true}) {
+        const auto make = [](torch::nn::Conv2d& net) {
+          return DistributedOptimizer(AdamW(net->parameters(), AdamWOptions(0.1)),
+                                      net->named_parameters(),
+                                      DistributedOptimizerOptions().shard(Shard::OptimizerState));
+        };
+        auto net = net_of(last);
+        auto optimizer = make(net);
+        net(torch::ones({1, 4, 5, 5})).sum().backward();
+        optimizer.step();
+        save_checkpoint(file, Checkpoint().model(*net).optimizer(optimizer));
+        auto other = net_of(is_same ? last : !last);
+        auto of_other = make(other);
+        const auto load = [&] {
+          load_checkpoint(file, Checkpoint().model(*other).optimizer(of_other));
+        };
+        if (is_same) {
+          load();
+        } else {
+          EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, load),
+                      AllOf(HasSubstr("parameter 0 of group 0"), HasSubstr("memory format")));
+        }
+      }
+    }
+  });
+}
+
 TEST(ShardedCheckpointTest, OfShardsOverHostsTheFirstHostSavesThem) {
   const ScratchFolder folder;
   const std::string file = folder.File("run.pt");

@@ -37,7 +37,7 @@ struct CountsImpl : torch::nn::Module {
   std::function<torch::Tensor(const torch::Tensor&)> take;
   Tensors forward(const Tensors& x) {
     count.add_(1);
-    return {x[0] * weight, take(count)};
+    return {x[0] * weight, take(count), x[0].sum()};
   }
 };
 
@@ -82,6 +82,7 @@ TEST(PipelineMisuseTest, OutputsOfAnEvaluationAreThoseOfEachMicroBatch) {
     pipeline.evaluate_batch(Tensors{torch::ones({2, 1})}, Tensors{torch::ones({2, 1})}, &outputs);
     EXPECT_TRUE(torch::equal(outputs.at(1), torch::tensor({1.0F, 1.0F, 2.0F, 2.0F})))
         << outputs.at(1);
+    EXPECT_TRUE(torch::equal(outputs.at(2), torch::ones({2}))) << "one of each micro-batch";
   });
 }
 

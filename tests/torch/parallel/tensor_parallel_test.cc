@@ -175,6 +175,37 @@ TEST(TensorParallelLossTest, AMeanOfManyLossesInFloat16IsFinite) {
   }
 }
 
+TEST(TensorParallelLossTest, TargetsOfAnotherShapeAreRefused) {
+  for (const int ranks : {1, 2}) {
+    RunTorchRanks(ranks, [ranks](int) {
+      ParallelCrossEntropy loss(ParallelCrossEntropyOptions(8));
+      const torch::Tensor logits = torch::zeros({2, 3, 8 / ranks});
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                          [&] {
+                            loss(logits, torch::zeros({3, 2}, torch::kLong));
+                          }),
+                  HasSubstr("the targets are int64 [3, 2]"));
+      loss(logits, torch::zeros({2, 3}, torch::kLong));
+      loss(logits, torch::zeros({6}, torch::kLong));
+    });
+  }
+}
+
+TEST(TensorParallelStateTest, AWholeStateIsThatOfOneMoment) {
+  RunTorchRanks(2, [](int) {
+    RowParallelLinear layer(RowParallelLinearOptions(4, 3));
+    const auto state = whole_state(*layer);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : layer->parameters()) parameter.fill_(5);
+    }
+    EXPECT_FALSE(state["bias"].eq(5).any().item<bool>());
+    load_whole_state(*layer, state);
+    EXPECT_TRUE(layer->bias.equal(state["bias"]));
+    EXPECT_TRUE(whole_of(layer->weight).equal(state["weight"]));
+  });
+}
+
 TEST(TensorParallelRefusalTest, StateThatDoesNotFitChangesNothing) {
   RunTorchRanks(2, [](int) {
     ColumnParallelLinear layer(ColumnParallelLinearOptions(3, 5));

@@ -42,7 +42,8 @@ Named Zoo() {
           {"every other", Waves({10}, 1).slice(0, 0, 10, 2)},
           {"empty", torch::zeros({0, 3})},
           {"scalar", torch::tensor(3.5)},
-          {"undefined", torch::Tensor()}};
+          {"undefined", torch::Tensor()},
+          {"complex", torch::complex(wave, -wave)}};
 }
 
 TEST(CheckParametersTest, EqualTensorsPass) {
@@ -59,7 +60,7 @@ TEST(CheckParametersTest, EqualTensorsPass) {
 
 TEST(CheckParametersTest, AFlippedBitIsFoundAndNamed) {
   for (const int size : {2, 3}) {
-    for (const std::size_t which : {0u, 1u, 2u, 3u, 5u, 6u}) {
+    for (const std::size_t which : {0u, 1u, 2u, 3u, 5u, 6u, 13u}) {
       RunTorchRanks(size, [&](int rank) {
         Named tensors = Zoo();
         auto& [name, tensor] = tensors[which];

@@ -295,13 +295,17 @@ def _by_parameter(shards: List[Shard]) -> Dict[torch.Tensor, Tuple[torch.Tensor,
 
 
 def _table(optimizer: Any, parameters: List[torch.Tensor], mine: Dict[torch.Tensor, Tuple[torch.Tensor, int]]) -> List[Any]:
-    """For each parameter its name, its elements, and those from which on and up to which this rank has them."""
+    """For each parameter its name, its elements, and those from which on and up to which this rank has them. Shards are of
+    elements as these lie in memory: the name tells of an order that is not the usual one."""
     names = optimizer._parameter_names
     table = []
     for place, parameter in enumerate(parameters):
         shard, begin = mine.get(parameter, (None, 0))
         end = begin + (0 if shard is None else shard.numel())
-        table.append((names.get(parameter, f"parameter {place}"), parameter.numel(), begin, end))
+        name = names.get(parameter, f"parameter {place}")
+        if not parameter.is_contiguous():
+            name += f" with the strides {parameter.stride()}"
+        table.append((name, parameter.numel(), begin, end))
     return table
 
 

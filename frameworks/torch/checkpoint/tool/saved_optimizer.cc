@@ -139,11 +139,7 @@ void SavedOptimizer::Load(InputArchive& archive) {
 }
 
 void SavedOptimizer::Add(InputArchive& archive) {
-  c10::IValue saved;
-  std::vector<std::vector<std::int64_t>> strides;
-  if (archive.try_read("strides", saved)) {
-    for (const c10::IValue& one : saved.toListRef()) strides.push_back(one.toIntVector());
-  }
+  const std::vector<std::vector<std::int64_t>> strides = SavedStrides(archive);
   if (!shards_) {
     Make(strides);
     shards_ = std::make_unique<ShardsOfAllRanks>(*optimizer_);
