@@ -18,8 +18,14 @@ EnvironmentView EnvironmentView::OfProcess() {
 }
 
 std::optional<std::string> EnvironmentView::Find(std::string_view name) const {
+  auto value = FindEvenEmpty(name);
+  if (value && value->empty()) value.reset();
+  return value;
+}
+
+std::optional<std::string> EnvironmentView::FindEvenEmpty(std::string_view name) const {
   const auto found = variables_.find(name);
-  if (found == variables_.end() || found->second.empty()) return std::nullopt;
+  if (found == variables_.end()) return std::nullopt;
   return found->second;
 }
 

@@ -25,6 +25,8 @@ class EnvironmentView {
   // The value. A variable that is set to nothing counts as not set, as shells and container files
   // often cannot unset one.
   std::optional<std::string> Find(std::string_view name) const;
+  // The value of a variable for which "set to nothing" has a meaning of its own.
+  std::optional<std::string> FindEvenEmpty(std::string_view name) const;
 
   // Names of the variables that begin so and are set, in order.
   std::vector<std::string> NamesWithPrefix(std::string_view prefix) const;

@@ -138,6 +138,25 @@ std::string DevicesText(const Host& host) {
   return text;
 }
 
+Status ChooseDevices(std::string_view numbers, const std::string& visible, std::string* out) {
+  const std::vector<std::string_view> all = Split(visible, ',');
+  const bool shows_none =
+      visible.empty() || all[0] == "-1" || all[0] == "NoDevFiles";  // Slurm's word
+  std::vector<std::string> chosen;
+  for (const std::string_view number : Split(numbers, ',')) {
+    const auto at = NumberFrom<std::size_t>(number, 0, kMaxSlots);
+    if (shows_none || !at) continue;
+    if (*at >= all.size()) {
+      return {StatusCode::kInvalidArgument,
+              "slot " + std::string(number) + " is to be used, but CUDA_VISIBLE_DEVICES=" +
+                  visible + " names only " + CountText(all.size(), "GPU") + " there"};
+    }
+    chosen.emplace_back(all[*at]);
+  }
+  *out = shows_none ? visible : Joined(chosen, ",");
+  return Status::Ok();
+}
+
 std::string HostsText(const HostList& hosts) {
   std::vector<std::string> parts;
   for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));

@@ -28,6 +28,9 @@ int SlotsOf(const HostList& hosts);
 std::string HostsText(const HostList& hosts);
 // "0,2": the host's GPUs, as an order to start has them; empty for all.
 std::string DevicesText(const Host& host);
+// Takes the entries of these numbers, "0,2", out of what CUDA_VISIBLE_DEVICES is on the host, a list of
+// numbers or of names. A list that shows no GPU stays as it is. Errors: it has too few.
+core::Status ChooseDevices(std::string_view numbers, const std::string& visible, std::string* out);
 
 // Adds the slots to those of the host, which comes last if it is new.
 void AddSlots(std::string_view name, int slots, HostList* hosts);

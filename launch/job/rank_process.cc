@@ -26,6 +26,7 @@
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/base/shell_text.h"
+#include "launch/hosts/host_list.h"
 #include "launch/job/leftovers.h"
 #include "launch/plan/plan.h"
 #include "launch/plan/rank_place.h"
@@ -245,9 +246,9 @@ class RankProcess {
     Descriptor listens(core::ListenForStart(&notices));
     if (listens.valid()) command.set.emplace_back(core::kStartNoticeVariable, notices);
     if (listens.valid()) notices_.Open(std::move(listens));
-    if (!go.devices.empty()) command.set.emplace_back("CUDA_VISIBLE_DEVICES", go.devices);
-    int error = 0;
-    const Status status = child_.Start(command, &error);
+    int error = EINVAL;
+    Status status = AddDevices(go.devices, &command);
+    if (status.ok()) status = child_.Start(command, &error);
     if (status.ok()) return;
     Finish({EndKind::kNotStarted, error, status.message(), false});
   }
@@ -263,6 +264,18 @@ class RankProcess {
     }
     for (const auto& [name, value] : place) command->unset.push_back(name);
     command->set.emplace_back(core::kElasticVariable, "1");
+  }
+
+  // The slots of a host are those GPUs that this job may see there.
+  Status AddDevices(std::string devices, Command* command) const {
+    const char* const name = "CUDA_VISIBLE_DEVICES";
+    if (devices.empty()) return Status::Ok();
+    if (const auto visible = env_.FindEvenEmpty(name)) {
+      Status status = ChooseDevices(devices, *visible, &devices);
+      if (!status.ok()) return status;
+    }
+    command->set.emplace_back(name, std::move(devices));
+    return Status::Ok();
   }
 
   // The secret shows who has this run's key, and does not tell it.

@@ -219,9 +219,7 @@ void PlanWriter::SetForLauncher(const std::string& name, const std::string& valu
 }
 
 std::vector<std::string> PlanWriter::Travelling() const {
-  std::set<std::string> names = exports_;
-  names.insert({std::string(kAddressVariable), std::string(kKeyVariable)});
-  if (!options().ChoosesFolder()) names.emplace(kFolderVariable);
+  std::set<std::string> names;
   constexpr std::array<std::string_view, 13> kPrefixes = {
       "SIRTAKI_", "HOROVOD_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_",
       "KMP_",     "GOMP_",    "MKL_",  "UCX_",   "FI_",      "CONDA_"};
@@ -232,6 +230,10 @@ std::vector<std::string> PlanWriter::Travelling() const {
                            "MASTER_ADDR", "MASTER_PORT"}) {
     if (input_.environment.Find(name)) names.insert(name);
   }
+  names.erase("CUDA_VISIBLE_DEVICES");  // other hosts may have given this job other GPUs
+  names.insert(exports_.begin(), exports_.end());
+  names.insert({std::string(kAddressVariable), std::string(kKeyVariable)});
+  if (!options().ChoosesFolder()) names.emplace(kFolderVariable);
   return {names.begin(), names.end()};
 }
 

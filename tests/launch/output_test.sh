@@ -56,6 +56,14 @@ echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_
 MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
 says "$output" "[1] there:7"
 
+echo "--- slots of this host are those GPUs that its ranks may see"
+CUDA_VISIBLE_DEVICES=4,GPU-5,6 run 0 -np 1 -H localhost:4 --include localhost:1,2 bash -c 'echo "$CUDA_VISIBLE_DEVICES"'
+says "$output" "[0] GPU-5,6"
+CUDA_VISIBLE_DEVICES="" run 0 -np 1 -H localhost:4 --include localhost:1 bash -c 'echo "none: $CUDA_VISIBLE_DEVICES."'
+says "$output" "[0] none: ."
+CUDA_VISIBLE_DEVICES=4 run 127 -np 1 -H localhost:4 --include localhost:1 true
+ends "$errors" "sirtakirun: rank 0 on host $host: slot 1 is to be used, but CUDA_VISIBLE_DEVICES=4 names only 1 GPU there"
+
 echo "--- without a standard output, or a standard error"
 run 0 -np 2 true   # so that $output is there
 timeout -k 5 100 "$sirtakirun" --launcher "$mpirun" --oversubscribe -np 2 echo hi >&- 2>"$errors" </dev/null || fail "without output: code $?"

@@ -21,6 +21,8 @@ TEST(EnvironmentTest, AVariableSetToNothingCountsAsNotSet) {
   const EnvironmentView env = {{"EMPTY", ""}, {"EMPTY_NOT", "x"}};
   EXPECT_EQ(env.Find("EMPTY"), std::nullopt);
   EXPECT_THAT(env.NamesWithPrefix("EMPTY"), ElementsAre("EMPTY_NOT"));
+  EXPECT_EQ(env.FindEvenEmpty("EMPTY"), "");
+  EXPECT_EQ(env.FindEvenEmpty("NONE"), std::nullopt);
 }
 
 TEST(EnvironmentTest, FindsNamesByPrefix) {

@@ -76,6 +76,19 @@ TEST(HostListTest, AnErrorLeavesTheListAsItWas) {
   EXPECT_EQ(hosts, (HostList{{"a", 4, {}}}));
 }
 
+TEST(HostListTest, SlotsAreThoseGpusThatTheJobMaySee) {
+  const auto chosen = [](const std::string& numbers, const std::string& visible) {
+    std::string text;
+    const core::Status status = ChooseDevices(numbers, visible, &text);
+    return status.ok() ? text : status.message();
+  };
+  EXPECT_EQ(chosen("1,2", "4,5,6,7"), "5,6");
+  EXPECT_EQ(chosen("1", "GPU-8932f937,MIG-GPU-8932f937/1/2"), "MIG-GPU-8932f937/1/2");
+  for (const char* none : {"", "-1", "NoDevFiles"}) EXPECT_EQ(chosen("1,2", none), none);
+  EXPECT_EQ(chosen("0,1", "4"),
+            "slot 1 is to be used, but CUDA_VISIBLE_DEVICES=4 names only 1 GPU there");
+}
+
 TEST(HostListTest, IncludesHostsAndSlots) {
   EXPECT_EQ(Filtered("b", true), "b:2");
   EXPECT_EQ(Filtered("c@a:0,2", true), "a:2,c:1 a0 a2");
