@@ -4,7 +4,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstddef>
-#include <cstdio>
 #include <utility>
 
 #include "core/base/text.h"
@@ -74,10 +73,12 @@ Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out
   return ParseDiscovered(outcome.output, script, slots_per_host, out);
 }
 
-Discovery::Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval)
+Discovery::Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval,
+                     std::function<void(const std::string&)> complain)
     : script_(std::move(script)),
       slots_per_host_(slots_per_host),
       interval_(interval),
+      complain_(std::move(complain)),
       child_(loop,
              [this](Stream stream) {
                std::string& text = stream == Stream::kOutput ? printed_ : said_;
@@ -138,7 +139,7 @@ std::optional<HostList> Discovery::TakeHosts(TimePoint now) {
 
 void Discovery::Complain(const std::string& why) {
   if (std::exchange(complaint_, why) == why) return;
-  std::fprintf(stderr, "sirtakirun: %s; the hosts are those from before\n", why.c_str());
+  complain_(why + "; the hosts are those from before");
 }
 
 }  // namespace sirtaki::launch

@@ -2,6 +2,7 @@
 // and again.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,7 +27,9 @@ core::Status DiscoverOnce(const std::string& script, int slots_per_host, HostLis
 // One thread uses it, that of the loop.
 class Discovery {
  public:
-  Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval);
+  // `complain` is told why a run has not ended well, once for runs that follow each other.
+  Discovery(Loop* loop, std::string script, int slots_per_host, core::Duration interval,
+            std::function<void(const std::string&)> complain);
 
   ~Discovery();  // kills the script, with what it has started
   Discovery(const Discovery&) = delete;
@@ -35,8 +38,7 @@ class Discovery {
   // Starts the script if it is time. A script that takes too long is killed.
   void CheckTimes(core::TimePoint now);
   core::TimePoint NextTime() const { return until_; }
-  // The hosts, once for each run that has ended well. A run that has not is told once on standard error;
-  // the hosts are those from before then.
+  // The hosts, once for each run that has ended well. After one that has not they are those from before.
   std::optional<HostList> TakeHosts(core::TimePoint now);
 
  private:
@@ -45,6 +47,7 @@ class Discovery {
   const std::string script_;
   const int slots_per_host_;
   const core::Duration interval_;
+  const std::function<void(const std::string&)> complain_;
   Child child_;
   std::string printed_;
   std::string said_;  // on standard error

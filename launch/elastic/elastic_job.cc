@@ -28,7 +28,6 @@
 namespace sirtaki::launch {
 
 using core::Clock;
-using core::Duration;
 using core::ElasticNotice;
 using core::Status;
 using core::StatusCode;
@@ -61,9 +60,10 @@ class ElasticJob {
             [this](Connection* from, const RankMessage& message) { return Take(from, message); },
             [this](Connection* connection, const Status& why) { Drop(connection, why); }),
         output_(&loop_),
-        news_(options, env, output_),
+        news_(options, env, &output_),
         discovery_(&loop_, options.host_discovery_script, options.slots_per_host,
-                   std::chrono::seconds(options.discovery_interval)),
+                   std::chrono::seconds(options.discovery_interval),
+                   [this](const std::string& text) { news_.Say(text); }),
         starters_(&loop_, &output_, plan, machine) {}
 
   Status Start() {
@@ -83,6 +83,7 @@ class ElasticJob {
     for (Settle(); !IsOver(); Settle()) loop_.Run(NextTime());
     EndOrphans("ssh");
     if (!why_.empty()) news_.Say(why_);
+    output_.WriteLast(is_signalled_ ? Clock::now() + std::chrono::seconds(1) : TimePoint::max());
     return code_ == 0 && output_.failed() ? 1 : code_;
   }
 
@@ -194,9 +195,8 @@ class ElasticJob {
     change_ = order;
     core::RankRanges leaving;
     for (std::size_t rank = 0; rank < members_.size(); ++rank) {
-      const WorkerId member = members_[rank].worker;
-      const bool leaves = std::ranges::find(order.leaving, member) != order.leaving.end();
-      if (leaves) leaving.Add(static_cast<int>(rank));
+      const auto at = std::ranges::find(order.leaving, members_[rank].worker);
+      if (at != order.leaving.end()) leaving.Add(static_cast<int>(rank));
     }
     for (const WorkerId member : membership_.Members()) {
       Tell(member, {.kind = Kind::kChange,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <utility>
 
 #include "core/base/text.h"
@@ -23,10 +22,6 @@ constexpr auto kSilence = std::chrono::seconds(5);
 constexpr auto kTellAgain = std::chrono::seconds(60);
 
 }  // namespace
-
-void JobNews::Say(const std::string& text) const {
-  std::fprintf(stderr, "%ssirtakirun: %s\n", output_.TimePrefix().c_str(), text.c_str());
-}
 
 void JobNews::TellDecided(int generation, const std::vector<Generation::Member>& members,
                           TimePoint now) {

@@ -18,10 +18,11 @@ namespace sirtaki::launch {
 // One thread uses it.
 class JobNews {
  public:
-  JobNews(const LaunchOptions& options, const core::EnvironmentView& env, const JobOutput& output)
-      : output_(output), history_(options, env) {}
+  JobNews(const LaunchOptions& options, const core::EnvironmentView& env, JobOutput* output)
+      : output_(*output), history_(options, env) {}
 
-  void Say(const std::string& text) const;  // a line of sirtakirun's
+  // Say prints a line of sirtakirun's, as soon as standard error has room for it.
+  void Say(const std::string& text) const { output_.Tell(text); }
 
   // The course of a generation: it is decided, all have joined it, all have its state, a member leaves
   // it because it has failed, it is over.
@@ -50,7 +51,7 @@ class JobNews {
   core::TimePoint NextTime() const { return tell_wait_at_; }  // max: nothing waits
 
  private:
-  const JobOutput& output_;
+  JobOutput& output_;
   History history_;
   int decided_ = 0;  // the generation that was told last
   core::TimePoint decided_at_{};

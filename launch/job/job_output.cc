@@ -63,7 +63,8 @@ Descriptor WhenWritable(Stream stream) {
 }  // namespace
 
 JobOutput::JobOutput(Loop* loop)
-    : output_(loop, [this] { Write(Stream::kOutput); }),
+    : loop_(loop),
+      output_(loop, [this] { Write(Stream::kOutput); }),
       error_(loop, [this] { Write(Stream::kError); }) {
   output_.Open(WhenWritable(Stream::kOutput));
   error_.Open(WhenWritable(Stream::kError));
@@ -155,6 +156,10 @@ void JobOutput::FinishLauncher() {
   }
 }
 
+void JobOutput::Tell(const std::string& text) {
+  waiting_[Index(Stream::kError)].push_back({TimePrefix() + "sirtakirun: " + text + "\n", -1, 0});
+}
+
 void JobOutput::WriteFile(int fd, std::string_view bytes) {
   while (!bytes.empty() && !file_failed_) {
     const Transfer transfer = WriteSome(fd, bytes);
@@ -176,6 +181,13 @@ bool JobOutput::Wants(Stream stream) const {
 void JobOutput::WriteWhenReady() {
   if (Wants(Stream::kOutput)) output_.Ask();
   if (Wants(Stream::kError)) error_.Ask();
+}
+
+void JobOutput::WriteLast(core::TimePoint until) {
+  while (HasWaiting(Stream::kError) && core::Clock::now() < until) {
+    WriteWhenReady();
+    loop_->Run(until);
+  }
 }
 
 void JobOutput::Write(Stream stream) {

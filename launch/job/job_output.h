@@ -11,6 +11,7 @@
 
 #include "core/base/environment.h"
 #include "core/base/status.h"
+#include "core/base/types.h"
 #include "launch/base/descriptor.h"
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
@@ -36,6 +37,8 @@ class JobOutput {
   // Appends what the launcher prints, line by line; at its end the rest of it.
   void AppendOfLauncher(Stream stream, std::string_view bytes);
   void FinishLauncher();
+  // Appends a line of sirtakirun's own to standard error, also after Discard.
+  void Tell(const std::string& text);
   std::deque<std::string> LastErrorLines(int rank) const { return of_[At(rank)].errors.Lines(); }
 
   // What stands before each line: the time and a space, or nothing.
@@ -44,6 +47,8 @@ class JobOutput {
   bool HasWaiting(Stream stream) const { return !waiting_[Index(stream)].empty(); }
   // Writes what waits, piece by piece, when it can be written without blocking.
   void WriteWhenReady();
+  // Writes what waits for standard error, at most until then, and runs the loop meanwhile.
+  void WriteLast(core::TimePoint until);
   // Ranks, and how many bytes of theirs have been written since.
   std::vector<std::pair<int, std::size_t>> TakeWritten() { return std::exchange(written_, {}); }
   // Discards what waits, and what comes yet.
@@ -81,6 +86,7 @@ class JobOutput {
   // Nothing more is written to it: nobody reads it, or `why`.
   void Lose(Stream stream, const std::string& why);
 
+  Loop* const loop_;
   bool timestamps_ = false;
   std::string folder_;  // of the files; empty: there are none
   bool again_ = false;

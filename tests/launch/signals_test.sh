@@ -47,6 +47,25 @@ wait "$process" || code=$?
 says "$output" "[0] asked"
 says "$output" "[1] asked"
 
+if [ -z "$own" ]; then
+  echo "--- an elastic job whose standard error is full, and not read, goes on, and SIGTERM ends it"
+  mkfifo "$work/full"
+  exec 7<>"$work/full"
+  timeout 2 yes >&7 || true   # it blocks when the pipe has no room left
+  : >"$output"
+  "$sirtakirun" --elastic -np 1 bash -c 'sleep 7; echo begun; exec sleep 407' >"$output" 2>&7 </dev/null &
+  process=$!
+  printed 1 begun   # after 5 s a line tells what the job waits for
+  kill -TERM "$process"
+  has_ended() { [ ! -e "/proc/$process" ] || grep -q ') Z ' "/proc/$process/stat"; }
+  within 60 has_ended || { kill -KILL "$process"; fail "SIGTERM does not end it"; }
+  code=0
+  wait "$process" || code=$?
+  [ "$code" = 143 ] || fail "full standard error: code $code"
+  exec 7>&-
+  gone "sleep 407"
+fi
+
 echo "--- Ctrl-C on a terminal, where the launcher gets it too"
 cat >"$work/ctrl_c.py" <<'END'
 import os, pty, signal, sys

@@ -64,7 +64,9 @@ TEST_F(DiscoveryScriptTest, AScriptThatFailsIsNamedWithWhatItSays) {
 TEST_F(DiscoveryScriptTest, ItRunsAgainAndAFailureLeavesTheHosts) {
   Loop loop;
   const std::string path = Script("echo a:1");
-  Discovery discovery(&loop, path, 1, std::chrono::milliseconds(1));
+  std::string complaints;
+  Discovery discovery(&loop, path, 1, std::chrono::milliseconds(1),
+                      [&complaints](const std::string& text) { complaints += text + "\n"; });
   std::optional<HostList> hosts;
   loop.TakeSignals(Loop::UserSignals::kIgnored, [&](int) {
     if (auto found = discovery.TakeHosts(core::Clock::now())) hosts = std::move(found);
@@ -83,6 +85,8 @@ TEST_F(DiscoveryScriptTest, ItRunsAgainAndAFailureLeavesTheHosts) {
          "/failed; exit 1");
   EXPECT_EQ(run_once(), "a:1,b:2");
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/failed"));
+  EXPECT_EQ(complaints, "--host-discovery-script \"" + path +
+                            "\" ended with exit code 1; the hosts are those from before\n");
 }
 
 // What the script has started keeps the pipe open for writing for as long as it lives.
@@ -95,7 +99,7 @@ TEST_F(DiscoveryScriptTest, WhatItHasStartedEndsWithIt) {
   Loop loop;
   {
     Discovery discovery(&loop, Script("exec 3>" + pipe + "; echo here >&3; sleep 600"), 1,
-                        std::chrono::milliseconds(1));
+                        std::chrono::milliseconds(1), [](const std::string&) {});
     while (core::Clock::now() < discovery.NextTime()) continue;
     discovery.CheckTimes(core::Clock::now());
     ASSERT_EQ(poll(&heard, 1, kPatienceMs), 1);
