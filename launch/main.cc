@@ -79,10 +79,12 @@ core::Status FindStartTimeout(const LaunchOptions& options, const core::Environm
   const core::OptionSpec& spec = *core::FindOption("start_timeout");
   core::Config config;
   const auto given = options.knobs.find(spec.Variable());
-  const auto text = given != options.knobs.end() ? given->second : env.Find(spec.Variable());
+  std::string from = spec.Variable();
+  auto text = given != options.knobs.end() ? given->second : env.Find(from);
+  if (!text) text = env.Find(from = "HOROVOD_START_TIMEOUT");
   if (text && !core::SetOptionFromText(spec, *text, &config)) {
     return {core::StatusCode::kInvalidArgument,
-            spec.Variable() + "=" + *text + ": allowed is " + core::AllowedValues(spec)};
+            from + "=" + *text + ": allowed is " + core::AllowedValues(spec)};
   }
   *out = config.start_timeout;
   return core::Status::Ok();
@@ -188,7 +190,8 @@ int RunElastic(PlanInput input) {
   if (status.ok()) status = MakePlan(input, &plan);
   ElasticLimits limits;
   if (status.ok()) {
-    status = LimitsOf(asked, SlotsOf(plan.placement.hosts), input.start_timeout, &limits);
+    status = LimitsOf(asked, SlotsOf(plan.placement.hosts), input.start_timeout, input.environment,
+                      &limits);
   }
   if (!status.ok()) return Complain(status);
   if (input.options.dry_run) return Print(PlanText(plan));

@@ -44,6 +44,7 @@ constexpr HorovodAlias kAliases[] = {
     {"stall_warning", "", "stall-check", "", {}, "", "0"},
     {"stall_warning", "HOROVOD_STALL_CHECK_TIME_SECONDS", "stall-check-warning-time-seconds", "S"},
     {"stall_limit", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "stall-check-shutdown-time-seconds", "S"},
+    {"start_timeout", "HOROVOD_START_TIMEOUT", "", ""},
     {"log_level", "HOROVOD_LOG_LEVEL", "", ""},
     {"log_time", "HOROVOD_LOG_HIDE_TIME", "", "", {}, "false", "true"},
     {"log_time", "", "log-hide-timestamp", "", {}, "false", ""},

@@ -37,7 +37,7 @@ Status PrepareElastic(LaunchOptions* options, bool in_allocation) {
 }
 
 Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
-                ElasticLimits* out) {
+                const core::EnvironmentView& env, ElasticLimits* out) {
   ElasticLimits limits;
   const bool may_grow = !options.host_discovery_script.empty();
   const int most = options.max_np > 0 ? options.max_np : options.np;
@@ -49,7 +49,17 @@ Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_ti
                                               ": the hosts have " + core::CountText(slots, "slot")};
   }
   if (options.reset_limit >= 0) limits.resets = options.reset_limit;
-  limits.timeout = std::chrono::seconds(options.elastic_timeout);
+  int timeout = options.elastic_timeout;
+  if (timeout == 0) {
+    const std::string name = "HOROVOD_ELASTIC_TIMEOUT";
+    const std::string text = env.Find(name).value_or("600");
+    timeout = NumberFrom<int>(text, 1, kMostSeconds).value_or(0);
+    if (timeout == 0) {
+      return {StatusCode::kInvalidArgument,
+              name + "=" + text + ": allowed is 1 to " + std::to_string(kMostSeconds) + " seconds"};
+    }
+  }
+  limits.timeout = std::chrono::seconds(timeout);
   limits.join_timeout = start_timeout + std::chrono::seconds(5);
   limits.cooldown_least = std::chrono::seconds(options.cooldown_range[0]);
   limits.cooldown_most = std::chrono::seconds(options.cooldown_range[1]);

@@ -1,6 +1,7 @@
 // The flags of an elastic job become its hosts and its limits.
 #pragma once
 
+#include "core/base/environment.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
 #include "launch/elastic/membership.h"
@@ -12,8 +13,9 @@ namespace sirtaki::launch {
 // batch system has given this job hosts. Errors: those of DiscoverOnce.
 core::Status PrepareElastic(LaunchOptions* options, bool in_allocation);
 
-// The limits of the job with these slots. kInvalidArgument: the options allow no such job. Pure.
+// The limits of the job with these slots. kInvalidArgument: the options allow no such job, or
+// HOROVOD_ELASTIC_TIMEOUT is no number of seconds. Pure.
 core::Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_timeout,
-                      ElasticLimits* out);
+                      const core::EnvironmentView& env, ElasticLimits* out);
 
 }  // namespace sirtaki::launch

@@ -20,8 +20,6 @@ using core::Status;
 
 namespace {
 
-constexpr int kMostSeconds = 1'000'000;
-
 OptionRow Number(std::string name, char letter, std::string value, std::string help, int min,
                  int max, int LaunchOptions::*member) {
   const auto apply = [min, max, member](const Given& given, LaunchOptions* out) {
@@ -210,8 +208,9 @@ OptionGroup ElasticOptions() {
               "How often the ranks may change. Default: any number of times.", 0, kMaxRanks,
               &O::reset_limit),
        Number("elastic-timeout", 0, "S",
-              "How long the job waits for as many ranks as it needs. Default: 600 seconds.", 1,
-              kMostSeconds, &O::elastic_timeout)}};
+              "How long the job waits for as many ranks as it needs. Default: "
+              "HOROVOD_ELASTIC_TIMEOUT, or 600 seconds.",
+              1, kMostSeconds, &O::elastic_timeout)}};
   for (OptionRow& row : group.rows) {
     row.apply = [apply = row.apply](const Given& given, O* out) {
       out->elastic = true;

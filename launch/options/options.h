@@ -12,6 +12,8 @@
 
 namespace sirtaki::launch {
 
+inline constexpr int kMostSeconds = 1'000'000;
+
 struct LaunchOptions {
   int np = 0;  // 0: one for each slot of the hosts
   std::string hosts;
@@ -45,7 +47,7 @@ struct LaunchOptions {
   std::string host_discovery_script;
   int slots_per_host = 1;                        // where the script does not say it
   int discovery_interval = 1;                    // seconds
-  int elastic_timeout = 600;                     // seconds
+  int elastic_timeout = 0;                       // seconds; 0: as the environment has it, or 600
   int reset_limit = -1;                          // -1: none
   std::array<int, 2> cooldown_range = {1, 300};  // seconds
 

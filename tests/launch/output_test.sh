@@ -188,6 +188,14 @@ says "$output" "[0] arrived: 7"
 grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
 ! grep -q 'cret' "$errors" || fail "the value is there"
 run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
+echo "--- Horovod's time to start in is ours, unless there is one of ours"
+HOROVOD_START_TIMEOUT=7 run 0 -np 2 -H a:2 --dry-run hostname
+grep -qE -- 'ConnectTimeout=7 |--ssh-timeout 6 ' "$output" || fail "not 7 s"
+HOROVOD_START_TIMEOUT=7 run 0 -np 2 -H a:2 --start-timeout 9 --dry-run hostname
+grep -qE -- 'ConnectTimeout=9 |--ssh-timeout 8 ' "$output" || fail "not 9 s"
+HOROVOD_START_TIMEOUT=x run 2 -np 2 hostname
+grep -q '^sirtakirun: HOROVOD_START_TIMEOUT=x: allowed is ' "$errors" || fail "it does not say what is wrong"
+
 ! grep -q 'cret' "$output" || fail "the value is in the plan"
 if [ -z "$own" ]; then
   run 0 -np 1 --mpi-args "-x TOKEN=secret" --dry-run echo -x TOKEN=kept

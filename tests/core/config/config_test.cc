@@ -339,12 +339,14 @@ TEST(ConfigHorovodTest, VariablesAreConverted) {
                                          {"HOROVOD_CACHE_CAPACITY", "100"},
                                          {"HOROVOD_STALL_CHECK_TIME_SECONDS", "5"},
                                          {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0"},
+                                         {"HOROVOD_START_TIMEOUT", "7"},
                                          {"HOROVOD_LOG_LEVEL", "info"},
                                          {"HOROVOD_LOG_HIDE_TIME", "1"}});
   EXPECT_EQ(config.fusion_bytes, 32 * kMiB);
   EXPECT_EQ(config.id_capacity, 100);
   EXPECT_EQ(config.stall_warning, 5s);
   EXPECT_EQ(config.stall_limit, 0s);
+  EXPECT_EQ(config.start_timeout, 7s);
   EXPECT_EQ(config.log_level, LogLevel::kInfo);
   EXPECT_FALSE(config.log_time);
   EXPECT_EQ(config.SourceOf("log_time"), OptionSource::kHorovod);

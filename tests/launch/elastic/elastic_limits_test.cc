@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/base/environment.h"
+#include "core/base/text.h"
 #include "launch/elastic/elastic_options.h"
 #include "launch/options/options.h"
 
@@ -19,7 +21,7 @@ std::string Limits(const std::vector<std::string>& flags, int slots) {
   const auto no_file = [](const std::string&) { return std::nullopt; };
   core::Status status = ParseOptions(args, no_file, &options);
   ElasticLimits limits;
-  if (status.ok()) status = LimitsOf(options, slots, std::chrono::seconds(30), &limits);
+  if (status.ok()) status = LimitsOf(options, slots, std::chrono::seconds(30), {}, &limits);
   if (!status.ok()) return status.message();
   EXPECT_TRUE(options.elastic);
   EXPECT_EQ(options.launcher, "sirtakirun");
@@ -32,6 +34,21 @@ TEST(ElasticLimitsTest, TheFlagsSayHowManyRanksThereMayBe) {
   EXPECT_EQ(Limits({"--min-np", "2", "--max-np", "6", "-np", "4"}, 8), "2 to 6");
   EXPECT_EQ(Limits({"--min-num-proc", "3"}, 8), "3 to 8");
   EXPECT_EQ(Limits({"--host-discovery-script", "./find.sh", "--min-np", "2"}, 1), "2 to 1048576");
+}
+
+TEST(ElasticLimitsTest, HorovodsVariableIsTheTimeoutThatNoFlagGives) {
+  const auto timeout = [](int flag, const core::EnvironmentView& env) {
+    LaunchOptions options;
+    options.elastic_timeout = flag;
+    ElasticLimits limits;
+    const core::Status status = LimitsOf(options, 1, std::chrono::seconds(30), env, &limits);
+    return status.ok() ? core::DurationText(limits.timeout) : status.message();
+  };
+  EXPECT_EQ(timeout(0, {}), "10 min");
+  EXPECT_EQ(timeout(0, {{"HOROVOD_ELASTIC_TIMEOUT", "7"}}), "7 s");
+  EXPECT_EQ(timeout(9, {{"HOROVOD_ELASTIC_TIMEOUT", "x"}}), "9 s");
+  EXPECT_EQ(timeout(0, {{"HOROVOD_ELASTIC_TIMEOUT", "x"}}),
+            "HOROVOD_ELASTIC_TIMEOUT=x: allowed is 1 to 1000000 seconds");
 }
 
 TEST(ElasticLimitsTest, WhatNoJobCanDoIsRefusedByName) {
