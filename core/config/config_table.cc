@@ -48,7 +48,8 @@ constexpr HorovodAlias kAliases[] = {
     {"log_level", "HOROVOD_LOG_LEVEL", "", ""},
     {"log_time", "HOROVOD_LOG_HIDE_TIME", "", "", {}, "false", "true"},
     {"log_time", "", "log-hide-timestamp", "", {}, "false", ""},
-    {"log_time", "", "log-with-timestamp", "", {}, "true", ""},
+    {"log_time", "", "log-with-timestamp", "", {}, "true", "false"},
+    {"log_time", "", "log-without-timestamp", "", {}, "false", ""},
     {"log_time", "", "no-log-hide-timestamp", "", {}, "true", ""},
 };
 // clang-format on

@@ -1,5 +1,7 @@
 #include "launch/elastic/discovery.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -25,6 +27,16 @@ constexpr std::size_t kMostPrinted = std::size_t{1} << 20;
 
 std::string CalledScript(const std::string& script) {
   return "--host-discovery-script " + core::Quoted(script);
+}
+
+// Horovod gives it to a shell, with its arguments. A file is run as it is, whatever its name.
+Command CommandOf(const std::string& script) {
+  const bool has_blank = script.find_first_of(" \t") != std::string::npos;
+  Command command;
+  command.words = {script};
+  if (has_blank && access(script.c_str(), F_OK) != 0) command.words = {"/bin/sh", "-c", script};
+  command.input = Command::kNoInput;
+  return command;
 }
 
 // The text is empty where the script has ended well.
@@ -62,9 +74,7 @@ Status ParseDiscovered(std::string_view text, const std::string& script, int slo
 
 Status DiscoverOnce(const std::string& script, int slots_per_host, HostList* out) {
   int signal = 0;
-  Command command{{script}, {}, {}};
-  command.input = Command::kNoInput;
-  const CommandOutcome outcome = RunCommands({command}, kPatience, 1, &signal).front();
+  const CommandOutcome outcome = RunCommands({CommandOf(script)}, kPatience, 1, &signal).front();
   if (signal != 0) raise(signal);  // nothing has begun that must be ended first
   const std::string why = outcome.why.empty()
                               ? WhyFailed(outcome.end, outcome.in_time, outcome.error)
@@ -103,9 +113,8 @@ void Discovery::CheckTimes(TimePoint now) {
   killed_ = false;
   printed_.clear();
   said_.clear();
-  Command command{{script_}, {}, {}};
+  Command command = CommandOf(script_);
   command.own_group = true;
-  command.input = Command::kNoInput;
   int error = 0;
   const Status status = child_.Start(command, &error);
   until_ = now + (status.ok() ? core::Duration(kPatience) : interval_);

@@ -62,17 +62,16 @@ Status AddExport(const Given& given, LaunchOptions* out) {
 }
 
 Status SetInterfaces(const Given& given, LaunchOptions* out) {
-  std::vector<std::string> names;
+  std::vector<std::string>& names = out->network_interfaces;
   for (const std::string_view name : Split(given.value, ',')) {
     if (Trimmed(name) != name || name.empty() || name.size() > 15) {
       return WrongFlag(given, Quoted(name) +
                                   " is not a network interface's name; give names as in "
                                   "eth0,ib0");
     }
-    names.emplace_back(name);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
   }
   if (names.empty()) return WrongFlag(given, "names no interface");
-  out->network_interfaces = std::move(names);
   return Status::Ok();
 }
 
@@ -135,8 +134,8 @@ OptionGroup StartOptions() {
        Text("ssh-identity-file", 'i', "FILE", "The key for the hosts' ssh.", &O::ssh_identity_file),
        Arguments("ssh-args", R"(More arguments for ssh, as in "-F my_ssh_config".)", &O::ssh_args),
        {"network-interfaces", 0, "eth0,ib0",
-        "The interfaces between the hosts, for MPI and NCCL. Default: those by which this machine "
-        "reaches the others.",
+        "The interfaces between the hosts, for MPI and NCCL; may be given several times. Default: "
+        "those by which this machine reaches the others.",
         SetInterfaces},
        Switch(
            "check-hosts", 0,
@@ -192,10 +191,10 @@ OptionGroup ElasticOptions() {
        Number("max-np", 0, "N",
               "How many ranks the job has at most. Default: np, or one for each slot of the hosts.",
               1, kMaxRanks, &O::max_np),
-       Text(
-           "host-discovery-script", 0, "FILE",
-           R"(A program that prints the hosts that there are now, in lines "host:slots" or "host".)",
-           &O::host_discovery_script),
+       Text("host-discovery-script", 0, "FILE",
+            "A program, or a line for a shell, that prints the hosts that there are now, in lines "
+            R"("host:slots" or "host".)",
+            &O::host_discovery_script),
        Number("slots-per-host", 0, "N", "The slots of a host of the script without its own.", 1,
               kMaxRanks, &O::slots_per_host),
        Number("discovery-interval", 0, "S", "How often the script runs. Default: 1 second.", 1,

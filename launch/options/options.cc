@@ -86,7 +86,8 @@ class FlagReader {
 
   // Long flags that may stand behind one dash, by custom.
   static std::string_view Disguised(std::string_view flag) {
-    constexpr std::array<std::string_view, 5> kWords = {"np", "hostfile", "host", "hosts", "cb"};
+    constexpr std::array<std::string_view, 6> kWords = {"np",    "hostfile", "host",
+                                                        "hosts", "cb",       "prefix-timestamp"};
     for (const std::string_view word : kWords) {
       if (flag.substr(1) == word) return word;
     }
@@ -140,13 +141,15 @@ Status ReadConfigFile(const std::vector<Given>& given, const core::FileReader& r
   return ReadOptionsFile(file->value, *text, out);
 }
 
-// Where only one of two may be given, the one on the command line wins over the file's other.
+// Where only one of two may be given, the one on the command line wins over the file's other, and so do its
+// interfaces, which would add up.
 void ForgetOverruled(const std::vector<Given>& from_flags, LaunchOptions* options) {
   for (const Given& given : from_flags) {
     if (given.name == "hosts") options->hostfile.clear();
     if (given.name == "hostfile") options->hosts.clear();
     if (given.name == "include") options->exclude.clear();
     if (given.name == "exclude") options->include.clear();
+    if (given.name == "network-interfaces") options->network_interfaces.clear();
     const bool chooses = given.name == "launcher" || given.name == "no-mpi" || given.name == "mpi";
     if (!chooses) continue;
     options->launcher = LaunchOptions().launcher;

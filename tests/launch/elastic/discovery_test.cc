@@ -61,6 +61,21 @@ TEST_F(DiscoveryScriptTest, AScriptThatFailsIsNamedWithWhatItSays) {
   EXPECT_NE(absent.message().find("cannot be started"), std::string::npos) << absent.message();
 }
 
+TEST_F(DiscoveryScriptTest, ItMayBeALineForAShell) {
+  HostList hosts;
+  const std::string path = Script("echo $2:$#");
+  ASSERT_TRUE(DiscoverOnce(path + " --zone 'a'", 1, &hosts).ok());
+  EXPECT_EQ(HostsText(hosts), "a:2");
+  std::filesystem::rename(path, folder_ + "/find us.sh");
+  ASSERT_FALSE(DiscoverOnce(path + " --zone a", 1, &hosts).ok());
+  std::ofstream(folder_ + "/hosts") << "b:3\n";
+  ASSERT_TRUE(DiscoverOnce("cat " + folder_ + "/hosts", 1, &hosts).ok());
+  EXPECT_EQ(HostsText(hosts), "b:3");
+  std::ofstream(folder_ + "/find us.sh") << "#!/bin/sh\necho c:1\n";
+  ASSERT_TRUE(DiscoverOnce(folder_ + "/find us.sh", 1, &hosts).ok());
+  EXPECT_EQ(HostsText(hosts), "c:1");
+}
+
 TEST_F(DiscoveryScriptTest, ItRunsAgainAndAFailureLeavesTheHosts) {
   Loop loop;
   const std::string path = Script("echo a:1");
