@@ -1,13 +1,14 @@
 #include "launch/job/rank_lines.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/text.h"
 
 namespace sirtaki::launch {
 namespace {
 
-constexpr std::size_t kLongestPiece = 64 * 1024;
+constexpr std::size_t kLongestPiece = std::size_t{1} << 20;
 constexpr std::size_t kKeptBytes = 500;
 
 bool TakePrefix(std::string_view prefix, std::string_view* text) {
@@ -51,14 +52,27 @@ bool IsOfBacktrace(std::string_view line) {
   return IsBacktraceOfOpenMpi(line) || IsBacktraceOfTorch(line);
 }
 
+// The bytes at the end that begin a character of UTF-8 and do not end it.
+std::size_t BegunCharacter(std::string_view text) {
+  for (std::size_t count = 1; count <= std::min<std::size_t>(3, text.size()); ++count) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - count]);
+    if (byte >= 0x80 && byte < 0xC0) continue;  // it goes on
+    const std::size_t length = byte < 0xC0 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
+    return length > count ? count : 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::string LinePrefixer::Append(std::string_view bytes, std::string_view prefix) {
+  // Nothing before has an end of a line, unless it is the "\r" that waits.
+  const std::size_t from = rest_.ends_with('\r') ? rest_.size() - 1 : rest_.size();
   rest_.append(bytes);
   std::string lines;
   std::size_t begin = 0;
   while (begin < rest_.size()) {
-    std::size_t end = rest_.find_first_of("\r\n", begin);
+    std::size_t end = rest_.find_first_of("\r\n", std::max(begin, from));
     if (end == std::string::npos) break;
     if (rest_[end] == '\r') {
       if (end + 1 == rest_.size()) break;  // "\r\n" may become whole
@@ -68,7 +82,12 @@ std::string LinePrefixer::Append(std::string_view bytes, std::string_view prefix
     begin = end + 1;
   }
   rest_.erase(0, begin);
-  if (rest_.size() >= kLongestPiece) lines += Finish(prefix);
+  if (rest_.size() >= kLongestPiece) {
+    std::string next = rest_.substr(rest_.size() - BegunCharacter(rest_));
+    rest_.resize(rest_.size() - next.size());
+    lines += Finish(prefix);
+    rest_ = std::move(next);
+  }
   return lines;
 }
 

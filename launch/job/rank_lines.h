@@ -11,8 +11,8 @@ namespace sirtaki::launch {
 // Begins each line with a prefix. A line ends with "\n", or with "\r" as progress bars have it.
 class LinePrefixer {
  public:
-  // The lines that are whole now, each behind the prefix. One that is longer than 64 KiB comes in
-  // pieces.
+  // The lines that are whole now, each behind the prefix. One that is longer than 1 MiB comes in pieces,
+  // which are lines of their own, and cut no character of UTF-8.
   std::string Append(std::string_view bytes, std::string_view prefix);
   // Gives what is left at the end, as a line.
   std::string Finish(std::string_view prefix);

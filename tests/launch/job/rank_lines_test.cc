@@ -34,9 +34,27 @@ TEST(RankLinesTest, ProgressBarsComeAsTheyAreDrawn) {
 
 TEST(RankLinesTest, AnEndlessLineComesInPieces) {
   LinePrefixer lines;
-  const std::string part(40000, 'x');
+  const std::string part(600'000, 'x');
   EXPECT_EQ(lines.Append(part, "> "), "");
   EXPECT_EQ(lines.Append(part, "> "), "> " + part + part + "\n");
+  for (const std::string character : {"\u00e9", "\u20ac", "\U0001f600"}) {
+    EXPECT_EQ(lines.Append(part, "> "), "");
+    EXPECT_EQ(lines.Append(part + character.substr(0, 1), "> "), "> " + part + part + "\n");
+    EXPECT_EQ(lines.Append(character.substr(1) + "\n", "> "), "> " + character + "\n");
+    EXPECT_EQ(lines.Append(part, "> "), "");
+    EXPECT_EQ(lines.Append(part + character, "> "), "> " + part + part + character + "\n");
+  }
+}
+
+TEST(RankLinesTest, ALineMayBeLongAndComeByteForByte) {
+  LinePrefixer lines;
+  std::string all;
+  for (int i = 0; i < 100'000; ++i) {
+    ASSERT_EQ(lines.Append(i % 2 == 0 ? "a" : "b", "> "), "");
+    all += i % 2 == 0 ? "a" : "b";
+  }
+  EXPECT_EQ(lines.Append("\r", "> "), "");
+  EXPECT_EQ(lines.Append("\nnext", "> "), "> " + all + "\r\n");
 }
 
 TEST(RankLinesTest, KeepsTheLastLinesOnly) {
