@@ -241,6 +241,9 @@ class RankProcess {
     command.unset.insert(command.unset.end(), kPlaceVariables.begin(), kPlaceVariables.end());
     AddMedium(&command);
     AddInterfaces(&command);
+    // Python would keep what it prints into a pipe, and lose it where the rank is killed.
+    const char* const unbuffered = "PYTHONUNBUFFERED";
+    if (!env_.FindEvenEmpty(unbuffered)) command.set.emplace_back(unbuffered, "1");
     EnterFolder();
     std::string notices;
     Descriptor listens(core::ListenForStart(&notices));

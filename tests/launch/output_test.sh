@@ -52,6 +52,12 @@ for rank in 0 1 2; do
   says "$errors" "[$rank] at 127.0.0.1:"
 done
 
+echo "--- what Python prints is seen at once, unless the user wants otherwise"
+(unset PYTHONUNBUFFERED && run 137 -np 1 python3 -c 'import os; print("printed"); os.kill(os.getpid(), 9)')
+says "$output" "[0] printed"
+PYTHONUNBUFFERED="" run 0 -np 1 bash -c 'echo "set to: ${PYTHONUNBUFFERED-no}."'
+says "$output" "[0] set to: ."
+
 echo "--- the ranks do not see how sirtakirun is reached, and the user's MASTER_ADDR stays"
 MASTER_ADDR=there MASTER_PORT=7 run 0 -np 2 bash -c 'echo "$MASTER_ADDR:$MASTER_PORT"; env | grep ^SIRTAKI_LAUNCH && exit 9; true'
 says "$output" "[1] there:7"
@@ -182,12 +188,6 @@ run 0 -np 2 --dry-run touch "$work/started"
 grep -q -- "sirtakirun --as-rank -- touch $work/started" "$output" || fail "no plan"
 [ ! -e "$work/started" ] || fail "it was started"
 
-echo "--- values of -x are for the ranks, and printed nowhere"
-run 0 -np 1 -x "TOKEN=se cret" --verbose sh -c 'echo "arrived: ${#TOKEN}"'
-says "$output" "[0] arrived: 7"
-grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
-! grep -q 'cret' "$errors" || fail "the value is there"
-run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
 echo "--- Horovod's time to start in is ours, unless there is one of ours"
 HOROVOD_START_TIMEOUT=7 run 0 -np 2 -H a:2 --dry-run hostname
 grep -qE -- 'ConnectTimeout=7 |--ssh-timeout 6 ' "$output" || fail "not 7 s"
@@ -196,6 +196,12 @@ grep -qE -- 'ConnectTimeout=9 |--ssh-timeout 8 ' "$output" || fail "not 9 s"
 HOROVOD_START_TIMEOUT=x run 2 -np 2 hostname
 grep -q '^sirtakirun: HOROVOD_START_TIMEOUT=x: allowed is ' "$errors" || fail "it does not say what is wrong"
 
+echo "--- values of -x are for the ranks, and printed nowhere"
+run 0 -np 1 -x "TOKEN=se cret" --verbose sh -c 'echo "arrived: ${#TOKEN}"'
+says "$output" "[0] arrived: 7"
+grep -q '^TOKEN=\.\.\. ' "$errors" || fail "the variable is not there"
+! grep -q 'cret' "$errors" || fail "the value is there"
+run 0 -np 1 -x "TOKEN=se cret" --dry-run hostname
 ! grep -q 'cret' "$output" || fail "the value is in the plan"
 if [ -z "$own" ]; then
   run 0 -np 1 --mpi-args "-x TOKEN=secret" --dry-run echo -x TOKEN=kept
