@@ -177,6 +177,21 @@ std::vector<std::string> WithoutValues(std::vector<std::string> words) {
   return words;
 }
 
+// Whether the variable belongs to this host, to who is logged in here, or to what has started
+// sirtakirun: other hosts have their own.
+bool IsOfOneHost(std::string_view name) {
+  constexpr std::array<std::string_view, 16> kNames = {
+      "_",     "HOME",  "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD",  "PWD",
+      "SHELL", "SHLVL", "TEMP", "TMP",      "TMPDIR",  "USER", "DISPLAY", "XAUTHORITY"};
+  constexpr std::array<std::string_view, 18> kPrefixes = {
+      "BASH_FUNC_", "SSH_",  "XDG_", "DBUS_",     "SLURM",       "SBATCH_",
+      "SALLOC_",    "SRUN_", "PBS_", "LSB_",      "PMI",         "OMPI_",
+      "PRTE_",      "ORTE_", "HYD",  "MPI_LOCAL", "KUBERNETES_", "K_MPI_"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
+         std::any_of(kPrefixes.begin(), kPrefixes.end(),
+                     [name](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
 }  // namespace
 
 void PlanWriter::Add(const std::vector<std::string>& words, const std::string& why) {
@@ -220,15 +235,20 @@ void PlanWriter::SetForLauncher(const std::string& name, const std::string& valu
 
 std::vector<std::string> PlanWriter::Travelling() const {
   std::set<std::string> names;
-  constexpr std::array<std::string_view, 13> kPrefixes = {
-      "SIRTAKI_", "HOROVOD_", "NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_",
-      "KMP_",     "GOMP_",    "MKL_",  "UCX_",   "FI_",      "CONDA_"};
+  constexpr std::array<std::string_view, 15> kPrefixes = {
+      "SIRTAKI_", "HOROVOD_", "NCCL_", "TORCH_",    "PYTORCH_", "CUDA_", "CUBLAS_", "OMP_",
+      "KMP_",     "GOMP_",    "MKL_",  "OPENBLAS_", "UCX_",     "FI_",   "CONDA_"};
   for (const std::string_view prefix : kPrefixes) {
     for (const std::string& name : input_.environment.NamesWithPrefix(prefix)) names.insert(name);
   }
-  for (const char* name : {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV",
-                           "MASTER_ADDR", "MASTER_PORT"}) {
+  for (const char* name : {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH",
+                           "PYTHONUNBUFFERED", "VIRTUAL_ENV", "MASTER_ADDR", "MASTER_PORT"}) {
     if (input_.environment.Find(name)) names.insert(name);
+  }
+  if (options().as_horovod) {
+    for (const std::string& name : input_.environment.NamesWithPrefix("")) {
+      if (!IsOfOneHost(name)) names.insert(name);
+    }
   }
   names.erase("CUDA_VISIBLE_DEVICES");  // other hosts may have given this job other GPUs
   names.insert(exports_.begin(), exports_.end());
