@@ -104,6 +104,8 @@ Host *
   BatchMode yes
   LogLevel ERROR
 CONFIG
+  # A shell that is not the first one, by its SHLVL, reads no .bashrc: what this machine's user has there may take its time, and a
+  # test that kills it there may leave a lock.
   cat >"$hosts_state/sshd_config" <<CONFIG
 Port 2222
 HostKey $hosts_state/key
@@ -114,6 +116,7 @@ UsePAM no
 StrictModes no
 PidFile none
 MaxStartups 100
+SetEnv SHLVL=1
 CONFIG
   # What host $1 does: $2 is the folder of this run, $3 that of the project, which may be in a folder that is the host's own, $4 and the rest
   # are hosts_as.
