@@ -41,7 +41,7 @@ void Negotiator::CheckPeers(const LocalState& local, TimePoint now) {
     if (set.joins.self) WaitOn(set, set.joins.self_since, now);
     if (number == kWorldSet && leaving()) WaitOn(set, *left_since_, now);
     for (const auto& running : local.running) {
-      // What runs in a set whose removal is decided runs among all.
+      // An operation of a set whose removal is decided still runs: its ranks are watched as the world's.
       const SetNumber among = sets_.contains(running.set) ? running.set : kWorldSet;
       if (among == number) WaitOn(set, running.since, now);
     }

@@ -103,14 +103,17 @@ TimePoint StallWatch::LimitOf(TimePoint since) const {
 }
 
 void StallWatch::NoteWait(const PendingKey& pending) {
-  if (options_.stall_warning > Duration::zero()) Due(pending.since + options_.stall_warning);
-  if (options_.stall_limit > Duration::zero()) Due(pending.since + options_.stall_limit);
+  for (const Duration time : {options_.stall_warning, options_.stall_limit}) {
+    // A time before the last step was looked at then.
+    if (time > Duration::zero() && pending.since + time > stepped_) Due(pending.since + time);
+  }
 }
 
 void StallWatch::Step(std::map<SetNumber, SetState>& sets,
                       const std::vector<RunningOperation>& running, TimePoint now) {
   // A job that was stopped as a whole goes on: what it waits for has the limit again.
   if (next_ != TimePoint::max() && now > next_ + options_.peer_timeout) resumed_ = now;
+  stepped_ = now;
   next_ = TimePoint::max();
   for (auto& [number, set] : sets) {
     if (set.keys.Oldest()) CheckStalls(set, now);

@@ -89,7 +89,8 @@ class StallWatch {
 
  private:
   void Due(TimePoint at);
-  TimePoint LimitOf(TimePoint since) const;  // when a wait is over stall_limit; it is not zero
+  TimePoint LimitOf(
+      TimePoint since) const;  // when a wait has reached stall_limit, which is not zero
 
   // A question passed on for the parent (18).
   struct PassedQuery {
@@ -149,6 +150,7 @@ class StallWatch {
   std::optional<TimePoint> next_leaving_warning_;
   std::vector<StallWarning> warnings_;
   TimePoint next_ = TimePoint::max();
+  TimePoint stepped_{};  // when Step came last
   TimePoint resumed_{};  // when Step came much too late last
 };
 

@@ -141,8 +141,8 @@ Status ReadConfigFile(const std::vector<Given>& given, const core::FileReader& r
   return ReadOptionsFile(file->value, *text, out);
 }
 
-// Where only one of two may be given, the one on the command line wins over the file's other, and so do its
-// interfaces, which would add up.
+// Flags win over the file: where only one of two may be given, over the file's other one, and interfaces,
+// which would add up, over the file's.
 void ForgetOverruled(const std::vector<Given>& from_flags, LaunchOptions* options) {
   for (const Given& given : from_flags) {
     if (given.name == "hosts") options->hostfile.clear();

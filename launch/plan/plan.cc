@@ -177,12 +177,12 @@ std::vector<std::string> WithoutValues(std::vector<std::string> words) {
   return words;
 }
 
-// Whether the variable belongs to this host, to who is logged in here, or to what has started
-// sirtakirun: other hosts have their own.
+// IsOfOneHost says whether the variable belongs to this host, to who is logged in here, or to what has
+// started sirtakirun: other hosts have their own.
 bool IsOfOneHost(std::string_view name) {
-  constexpr std::array<std::string_view, 16> kNames = {
-      "_",     "HOME",  "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD",  "PWD",
-      "SHELL", "SHLVL", "TEMP", "TMP",      "TMPDIR",  "USER", "DISPLAY", "XAUTHORITY"};
+  constexpr std::array<std::string_view, 17> kNames = {
+      "KRB5CCNAME", "_",     "HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL",    "OLDPWD",    "PWD",
+      "SHELL",      "SHLVL", "TEMP", "TMP",  "TMPDIR",   "USER",    "DISPLAY", "XAUTHORITY"};
   constexpr std::array<std::string_view, 18> kPrefixes = {
       "BASH_FUNC_", "SSH_",  "XDG_", "DBUS_",     "SLURM",       "SBATCH_",
       "SALLOC_",    "SRUN_", "PBS_", "LSB_",      "PMI",         "OMPI_",

@@ -54,7 +54,7 @@ class GroupRun {
   const core::Status& status() const { return status_; }
   const GroupTaskPtr& task() const { return task_; }
 
-  // What memory is lacking for is a run that fails.
+  // Makes the run of the task; one that fails where memory is lacking for it.
   static std::unique_ptr<GroupRun> Make(const RunContext& context);
 
  protected:

@@ -220,7 +220,7 @@ bool LiesWell(const GroupTask& task, const Travel& travel) {
   if (task.items.size() != 1 || travel.gathered || travel.moved != travel.element) return false;
   const GroupItem& item = task.items.front();
   if (item.work == nullptr) return false;
-  // Who has joined packs, and NCCL wants the memory of all ranks to be of one kind.
+  // A rank that has joined packs, and NCCL wants the memory of all ranks to be of one kind.
   if (!task.silent.empty() && cuda::AsDeviceWork(*item.work).arena != nullptr) return false;
   // A member that is not the root has nowhere to scale to.
   return KeepsResult(task, item) || (travel.load.identity() && ReducedInput(item) != nullptr);

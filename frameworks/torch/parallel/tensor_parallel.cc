@@ -167,7 +167,8 @@ at::Tensor ParallelLayer::CrossEntropy(const at::Tensor& logits, const at::Tenso
   const at::Tensor rows =
       given.dim() < 2 ? given.reshape({1, given.numel()}) : given.flatten(0, -2);
   std::string unlike;
-  if (target.dim() > 1 && target.sizes() != given.sizes().slice(0, given.dim() - 1)) {
+  if (given.dim() > 2 && target.dim() > 1 &&
+      target.sizes() != given.sizes().slice(0, given.dim() - 1)) {
     unlike = "the targets are " + TypeAndShape(target) + ", and the logits " + TypeAndShape(given) +
              ": targets have the shape of the logits without its last "
              "dimension, or are flat";
@@ -373,7 +374,7 @@ void fill_whole(const at::Tensor& parameter, const std::function<void(at::Tensor
 torch::OrderedDict<std::string, at::Tensor> whole_state(const torch::nn::Module& module,
                                                         std::optional<at::Device> device) {
   torch::OrderedDict<std::string, at::Tensor> state;
-  // What is not split is copied too: the state is that of one moment.
+  // Tensors that are not split are copied too: the state is that of one moment.
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     const at::Tensor whole = whole_of(tensor);
     state.insert(name, whole.to(device.value_or(whole.device()), whole.scalar_type(),

@@ -79,8 +79,8 @@ class ShardCover {
   std::vector<Place> places_;
 };
 
-// What SaveShards has written of how the parameters lay in memory, by their places; nothing in an old
-// archive.
+// SavedStrides gives the strides of the parameters that SaveShards has written, by their places; nothing
+// of an old archive.
 std::vector<std::vector<std::int64_t>> SavedStrides(torch::serialize::InputArchive& archive);
 
 // ShardsOfAllRanks makes the state of whole parameters, or of one rank's shards of them, of what all

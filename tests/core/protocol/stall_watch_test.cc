@@ -130,6 +130,15 @@ TEST(StallWatchTest, WhatWaitsLongerThanTheLimitIsAFaultThatNamesTheLate) {
               HasSubstr("\"w\" has waited 10 min for rank 1, longer than stall_limit"));
 }
 
+TEST(StallWatchTest, ALateReportIsNoJobThatWasStopped) {
+  WatchedNode node(0);
+  const PendingKey& pending = node.Wait(kW);
+  node.Live(seconds(300));
+  node.watch.NoteWait(pending);
+  node.Live(seconds(305));
+  EXPECT_TRUE(node.fault);
+}
+
 TEST(StallWatchTest, AJobThatWasStoppedAndGoesOnHasTheLimitAgain) {
   for (const bool in_shutdown : {false, true}) {
     WatchedNode node(0);

@@ -187,6 +187,7 @@ TEST(TensorParallelLossTest, TargetsOfAnotherShapeAreRefused) {
                   HasSubstr("the targets are int64 [3, 2]"));
       loss(logits, torch::zeros({2, 3}, torch::kLong));
       loss(logits, torch::zeros({6}, torch::kLong));
+      loss(logits.flatten(0, 1), torch::zeros({2, 3}, torch::kLong));
     });
   }
 }

@@ -255,6 +255,6 @@ def whole_state_dict(module: nn.Module, device: Union[torch.device, str, None] =
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
             whole = _C.whole_of(value)
-            # What is not split is copied too: the state is that of one moment.
-            state[name] = whole.to(device or whole.device, copy=_C.split_set_of(value) is None)
+            # Tensors that are not split are copied too: the state is that of one moment.
+            state[name] = whole.to(whole.device if device is None else device, copy=_C.split_set_of(value) is None)
     return state
