@@ -53,7 +53,7 @@ Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_ti
   if (timeout == 0) {
     const std::string name = "HOROVOD_ELASTIC_TIMEOUT";
     const std::string text = env.Find(name).value_or("600");
-    timeout = NumberFrom<int>(text, 1, kMostSeconds).value_or(0);
+    timeout = core::NumberFrom<int>(text, 1, kMostSeconds).value_or(0);
     if (timeout == 0) {
       return {StatusCode::kInvalidArgument,
               name + "=" + text + ": allowed is 1 to " + std::to_string(kMostSeconds) + " seconds"};
