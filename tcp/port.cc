@@ -95,9 +95,9 @@ void Port::ProgressAll() const {
 std::unique_ptr<ops::Completion> Port::Post(Envelope envelope, std::span<const Receive> receives,
                                             std::span<const Send> sends) {
   if (Status stopped = stop_.why(); !stopped.ok()) return ops::Finished::With(std::move(stopped));
-  const auto is_own = [this](const auto& one) { return one.rank == rank_; };
+  const auto is_own = [this](const auto& all) { return !all.empty() && all[0].rank == rank_; };
   // A rank sends to itself alone.
-  if (std::ranges::any_of(receives, is_own) || std::ranges::any_of(sends, is_own)) {
+  if (is_own(receives) || is_own(sends)) {
     std::vector<Receive> taken(receives.begin(), receives.end());
     std::vector<Send> given(sends.begin(), sends.end());
     for (Receive& one : taken) one.rank = 0;

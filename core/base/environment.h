@@ -25,7 +25,7 @@ class EnvironmentView {
   // The value. A variable that is set to nothing counts as not set, as shells and container files
   // often cannot unset one.
   std::optional<std::string> Find(std::string_view name) const;
-  // The value of a variable for which "set to nothing" has a meaning of its own.
+  // FindEvenEmpty gives the value also where the variable is set to nothing, which may have a meaning.
   std::optional<std::string> FindEvenEmpty(std::string_view name) const;
 
   // Names of the variables that begin so and are set, in order.

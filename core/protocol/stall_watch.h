@@ -89,8 +89,8 @@ class StallWatch {
 
  private:
   void Due(TimePoint at);
-  TimePoint LimitOf(
-      TimePoint since) const;  // when a wait has reached stall_limit, which is not zero
+  // When a wait reaches stall_limit, which is not zero.
+  TimePoint LimitOf(TimePoint since) const;
 
   // A question passed on for the parent (18).
   struct PassedQuery {

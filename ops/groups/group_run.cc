@@ -104,6 +104,7 @@ Progress GroupRun::AdvanceOrThrow() {
       Fail(StatusCode::kAborted, "the lanes were stopped");
     }
     over_ = !status_.ok() || !Next();
+    if (over_) Drop();  // what Next has begun before it failed
     if (over_ && status_.ok()) trace_.Finish();
   }
   return Progress::kOver;

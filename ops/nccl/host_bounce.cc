@@ -69,7 +69,7 @@ Status DeviceLane::Impl::BounceThroughHost(const GroupTask& group, HostBounce& b
   if (!status.ok()) return status;
   bounce.there->store(true, std::memory_order_release);
   status = AwaitTold(*bounce.done);
-  if (!status.ok()) {  // the host's lane, or its medium, may still be at them
+  if (!status.ok()) {  // the host's lane, or its medium, may still use the pages
     KeepForever(std::shared_ptr<PinnedMemory>(std::move(pinned)));
     return status;
   }

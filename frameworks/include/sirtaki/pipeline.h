@@ -192,8 +192,7 @@ class SIRTAKI_API Pipeline : public torch::nn::Module {
   // on are those of the first micro-batch for ever. An error on one rank, of a stage too, ends the job.
   double train_batch(const at::Tensor& input = {}, const at::Tensor& target = {});
   double train_batch(const Tensors& inputs, const Tensors& targets);
-  // Runs them forward alone. `outputs` gets those of the last stage on its rank; numbers, which have no
-  // samples, are stacked: one of each micro-batch. NaN without a target.
+  // Runs them forward alone. On its rank `outputs` gets the last stage's, numbers stacked. NaN without target.
   double evaluate_batch(const at::Tensor& input = {}, const at::Tensor& target = {});
   double evaluate_batch(const Tensors& inputs, const Tensors& targets, Tensors* outputs = nullptr);
 

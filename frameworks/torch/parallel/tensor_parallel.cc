@@ -170,8 +170,7 @@ at::Tensor ParallelLayer::CrossEntropy(const at::Tensor& logits, const at::Tenso
   if (given.dim() > 2 && target.dim() > 1 &&
       target.sizes() != given.sizes().slice(0, given.dim() - 1)) {
     unlike = "the targets are " + TypeAndShape(target) + ", and the logits " + TypeAndShape(given) +
-             ": targets have the shape of the logits without its last "
-             "dimension, or are flat";
+             ": targets are flat, or have the shape of the logits without the last dimension";
     if (ranks() == 1) ThrowInvalid("ParallelCrossEntropy: " + unlike);
   }
   // A sum of losses would soon be infinite in float16.

@@ -113,7 +113,7 @@ class ShardsOfAllRanks {
     std::unique_ptr<torch::optim::OptimizerParamState> state;
     std::int64_t with_state = 0;  // elements
   };
-  // Throws if shards are of other elements than the same numbers are of here.
+  // Throws if the parameter lies in another order in memory than when its shards were saved.
   void CheckOrder(const Whole& whole, const std::vector<std::vector<std::int64_t>>& strides) const;
   void Merge(Whole& whole, const ShardRange& range,
              std::unique_ptr<torch::optim::OptimizerParamState> state, const ReadElements& read);

@@ -50,7 +50,7 @@ class WatchedNode final : public StallWatch::Surroundings {
     now += time;
     watch.Step(sets, running, now);
   }
-  // As long as that, with no step later than its time; children answer nothing.
+  // Live lets the time pass with each step in its time; children answer nothing.
   void Live(Duration time) {
     for (const TimePoint end = now + time; now < end && !faulted();) Pass(seconds(1));
   }

@@ -249,8 +249,8 @@ def fill_whole(parameter: torch.Tensor, fill: Callable[[torch.Tensor], Any]) -> 
 
 def whole_state_dict(module: nn.Module, device: Union[torch.device, str, None] = None) -> Dict[str, Any]:
     """Returns what ``state_dict()`` of the unsplit model would be, in copies: split parameters as wholes, on all ranks.
-    Collective over the sets of the split layers. ``device``: each tensor goes there as it comes, so that a GPU has one whole at a time;
-    "cpu" for a model that does not fit one GPU. None: tensors stay where they are."""
+    Collective over the sets of the split layers. ``device``: each tensor goes there as it comes, so that a GPU has one whole
+    at a time; "cpu" for a model that does not fit one GPU. None: tensors stay where they are."""
     state = module.state_dict(keep_vars=True)
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
