@@ -9,8 +9,10 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <exception>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,7 +25,9 @@ namespace sirtaki::session {
 
 struct RecordKeeper::Entry {
   Write write;
+  core::Duration patience;
   std::atomic<const char*> asked{nullptr};  // why
+  const char* signal = nullptr;             // the keeper's, under its lock: the signal that asks
 };
 
 namespace {
@@ -126,23 +130,36 @@ class Keeper {
     if (first) Begin();
   }
 
-  void Remove(const EntryPtr& entry) SIRTAKI_EXCLUDES(control_, mutex_) {
+  // False: the record is still written, by a thread that stays.
+  bool Remove(const EntryPtr& entry) SIRTAKI_EXCLUDES(control_, mutex_) {
     core::MutexLock control(control_);
+    bool is_written = false;
     bool last = false;
     {
-      core::MutexLock lock(mutex_);  // not while it is written
-      const auto place = std::find(entries_.begin(), entries_.end(), entry);
-      if (place == entries_.end()) return;
-      WriteIfAsked(*entry);
-      entries_.erase(place);
-      last = entries_.empty();
+      core::MutexLock lock(mutex_);
+      if (std::find(entries_.begin(), entries_.end(), entry) == entries_.end()) return true;
+      if (!TheShared().runs) WriteAsked();
+      const auto is_awaited = [&]() SIRTAKI_REQUIRES(mutex_) {
+        return writes_ == entry || (IsAsked(*entry) && (TheShared().runs || writes_ != nullptr));
+      };
+      const core::TimePoint limit = core::Clock::now() + entry->patience;
+      while (is_awaited() && changed_.WaitUntil(mutex_, limit)) {
+      }
+      std::erase(entries_, entry);
+      last = entries_.empty() && writes_ == nullptr;
+      is_written = writes_ != entry;
     }
     if (last) End();
+    return is_written;
   }
 
  private:
   void Begin() SIRTAKI_REQUIRES(control_) {
     Shared& shared = TheShared();
+    if (thread_.joinable()) {  // it stayed
+      if (shared.runs) return;
+      End();
+    }
     if (shared.wake < 0) shared.wake = eventfd(0, EFD_CLOEXEC);
     if (shared.wake < 0) return;  // no descriptor is left: only the end of a session writes
     shared.process = getpid();
@@ -200,19 +217,43 @@ class Keeper {
       for (std::size_t i = 0; i < kSignals.size(); ++i) {
         if (!shared.asked[i].exchange(false)) continue;
         core::MutexLock lock(mutex_);
-        for (const EntryPtr& entry : entries_) entry->write(kSignals[i].name);
+        for (const EntryPtr& entry : entries_) entry->signal = kSignals[i].name;
+        WriteAsked();
       }
       {
         core::MutexLock lock(mutex_);
-        for (const EntryPtr& entry : entries_) WriteIfAsked(*entry);
+        WriteAsked();
       }
       shared.served = signals;
     }
+    core::MutexLock lock(mutex_);
     shared.runs = false;
+    WriteAsked();
+    changed_.NotifyAll();
   }
 
-  static void WriteIfAsked(RecordKeeper::Entry& entry) {
-    if (const char* const why = entry.asked.exchange(nullptr)) entry.write(why);
+  static bool IsAsked(const RecordKeeper::Entry& entry) {
+    return entry.signal != nullptr || entry.asked != nullptr;
+  }
+
+  // Writes without the lock, as a file system may hang. Whoever writes already goes on with all.
+  void WriteAsked() SIRTAKI_REQUIRES(mutex_) {
+    while (writes_ == nullptr) {
+      const auto place = std::find_if(entries_.begin(), entries_.end(),
+                                      [](const EntryPtr& entry) { return IsAsked(*entry); });
+      if (place == entries_.end()) return;
+      const EntryPtr entry = writes_ = *place;
+      const char* why = std::exchange(entry->signal, nullptr);
+      if (why == nullptr) why = entry->asked.exchange(nullptr);
+      mutex_.Unlock();
+      try {
+        entry->write(why);
+      } catch (const std::exception&) {  // memory is too short even to say so
+      }
+      mutex_.Lock();
+      writes_ = nullptr;
+      changed_.NotifyAll();
+    }
   }
 
   core::Mutex control_;  // held while the thread comes and goes
@@ -220,8 +261,10 @@ class Keeper {
   // The program has set a handler after ours, which may go on to ours: it stays, and ours is not
   // set before it again.
   std::array<bool, kSignals.size()> overruled_ SIRTAKI_GUARDED_BY(control_){};
-  core::Mutex mutex_;  // held while records are written
+  core::Mutex mutex_;
+  core::CondVar changed_;  // a record was written
   std::vector<EntryPtr> entries_ SIRTAKI_GUARDED_BY(mutex_);
+  EntryPtr writes_ SIRTAKI_GUARDED_BY(mutex_);  // the one that is written
 };
 
 Keeper& TheKeeper() {
@@ -231,16 +274,18 @@ Keeper& TheKeeper() {
 
 }  // namespace
 
-void RecordKeeper::Registration::End() { TheKeeper().Remove(entry_); }
+bool RecordKeeper::Registration::End() { return TheKeeper().Remove(entry_); }
 
 void RecordKeeper::Registration::Ask(const char* why) {
   entry_->asked.store(why);
   Ring(TheShared().wake);
 }
 
-std::unique_ptr<RecordKeeper::Registration> RecordKeeper::Register(Write write) {
+std::unique_ptr<RecordKeeper::Registration> RecordKeeper::Register(Write write,
+                                                                   core::Duration patience) {
   auto entry = std::make_shared<Entry>();
   entry->write = std::move(write);
+  entry->patience = patience;
   TheKeeper().Add(entry);
   return std::unique_ptr<Registration>(new Registration(std::move(entry)));
 }

@@ -8,16 +8,19 @@
 // there, or a few seconds have passed. In a forked child nothing is written.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
+
+#include "core/base/types.h"
 
 namespace sirtaki::session {
 
 class RecordKeeper {
  public:
-  // `why`, as in "SIGTERM". One at a time, on the keeper's thread or on the one that ends the
-  // registration; may take a second or so.
+  // `why`, as in "SIGTERM". One at a time, on the keeper's thread, or where no thread is left on the one
+  // that ends the registration; may take a second or so.
   using Write = std::function<void(const std::string& why)>;
 
   struct Entry;  // of record_keeper.cc
@@ -25,15 +28,16 @@ class RecordKeeper {
   // Thread-safe.
   class Registration {
    public:
-    ~Registration() { End(); }
+    ~Registration() { static_cast<void>(End()); }
     Registration(const Registration&) = delete;
     Registration& operator=(const Registration&) = delete;
 
     // Ask is for any thread and never blocks; it does nothing after End. `why` outlives the
     // registration.
     void Ask(const char* why);
-    // Writes what was asked for before it returns; nothing is written after it. Idempotent.
-    void End();
+    // Sees that what was asked for is written before it returns; nothing is written after it. False:
+    // a write has not ended in time, and what it uses must stay for ever. Idempotent.
+    bool End();
 
    private:
     friend class RecordKeeper;
@@ -41,7 +45,9 @@ class RecordKeeper {
     const std::shared_ptr<Entry> entry_;
   };
 
-  static std::unique_ptr<Registration> Register(Write write);
+  // `patience`: how long End() waits for a write, whose file system may hang.
+  static std::unique_ptr<Registration> Register(Write write,
+                                                core::Duration patience = std::chrono::seconds(10));
 };
 
 }  // namespace sirtaki::session

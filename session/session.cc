@@ -202,9 +202,22 @@ void Session::Abort(const std::string& reason) {
 
 Status Session::Shutdown(const std::string& why) {
   if (core::ForkGeneration() != fork_generation_) return Status::Ok();
+  if (Inside::Of(*this)) {
+    EndFromInside(why);
+    return fault();
+  }
+  const Inside inside(*this);
   core::MutexLock lock(shutdown_mutex_);
   if (state_ != State::kGone) LeaveAndEnd(why);
   return fault();
+}
+
+void Session::EndFromInside(const std::string& why) {
+  const Call call(*this);
+  if (!call.has_impl()) return;
+  Abort(why + ", within a call of this thread");
+  if (impl_->medium) impl_->medium->NoteFault();
+  if (state_ == State::kAlive) EndObservation();
 }
 
 void Session::ShutdownAndLog(const std::string& why) {
@@ -246,9 +259,13 @@ void Session::LeaveAndEnd(const std::string& why) {
     impl_->medium->NoteOrderlyEnd();
   }
   if (print_summary) print_summary();
-  observation_->End();
+  EndObservation();
   state_ = State::kGone;
   EndParts();
+}
+
+void Session::EndObservation() {
+  if (!observation_->End()) ops::KeepForever(observation_);
 }
 
 void Session::EndParts() {

@@ -183,7 +183,8 @@ class Session {
 
   // Leaves the job: waits until every rank has called it and what is under way is finished, or
   // until a fault. Idempotent; a second caller waits for the first. Returns the fault if there was
-  // one.
+  // one. Called on top of a call of this session's (by a callback, or by a signal's handler that ends
+  // the program) it aborts the job in place of waiting for that call, whose thread it has.
   core::Status Shutdown(const std::string& why);
   // ShutdownAndLog is for a caller who cannot return the fault: logs it, as a warning if nobody has
   // seen it yet, else for debugging only.
@@ -202,6 +203,7 @@ class Session {
  private:
   enum class State : std::uint8_t { kAlive, kLeaving, kGone };
   struct Impl;
+  class Inside;
   class Call;
 
   Session();
@@ -244,6 +246,8 @@ class Session {
   std::function<void()> BeginSummary();
 
   void LeaveAndEnd(const std::string& why);
+  void EndFromInside(const std::string& why);  // precondition: the thread has an Inside
+  void EndObservation();
   void EndParts();  // precondition: the engine's thread was stopped
 
   Topology topology_;

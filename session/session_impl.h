@@ -28,6 +28,33 @@ struct Session::Impl {
   std::unique_ptr<core::Engine> engine;
 };
 
+// An Inside marks that its thread is in a member function of the session: what runs on top of that, in
+// a callback or a signal's handler, must not wait for it to end.
+class Session::Inside {
+ public:
+  explicit Inside(const Session& session) : session_(session), outer_(Innermost()) {
+    Innermost() = this;
+  }
+  ~Inside() { Innermost() = outer_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+  static bool Of(const Session& session) {
+    const Inside* inside = Innermost();
+    while (inside != nullptr && &inside->session_ != &session) inside = inside->outer_;
+    return inside != nullptr;
+  }
+
+ private:
+  static const Inside*& Innermost() {
+    thread_local const Inside* innermost = nullptr;
+    return innermost;
+  }
+
+  const Session& session_;
+  const Inside* const outer_;
+};
+
 // A Call keeps the parts alive while it uses them.
 class Session::Call {
  public:
@@ -50,6 +77,7 @@ class Session::Call {
 
  private:
   const Session& session_;
+  const Inside inside_{session_};
   State state_;
 };
 

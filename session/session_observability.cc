@@ -66,7 +66,7 @@ SessionObservability::SessionObservability(trace::ObserverPtr observer, Options 
       timeline_(observer_),
       metrics_(observer_) {}
 
-SessionObservability::~SessionObservability() { End(); }
+SessionObservability::~SessionObservability() { static_cast<void>(End()); }
 
 void SessionObservability::Begin() {
   const core::Config& config = options_.config;
@@ -108,7 +108,7 @@ void SessionObservability::SetRecordsAside() const {
   }
 }
 
-void SessionObservability::End() {
+bool SessionObservability::End() {
   std::shared_ptr<RecordKeeper::Registration> records;
   {
     core::MutexLock lock(mutex_);
@@ -118,9 +118,10 @@ void SessionObservability::End() {
     core::MutexLock lock(timeline_mutex_);
     ended_ = true;
   }
-  if (records) records->End();
+  const bool written = !records || records->End();
   timeline_.Stop();
   metrics_.Stop();
+  return written;
 }
 
 void SessionObservability::NoteFault() {
@@ -155,17 +156,14 @@ void SessionObservability::Mark(std::string_view text, core::TimePoint begin, co
 }
 
 void SessionObservability::SetLastWords(std::function<void()> say) {
-  core::MutexLock lock(mutex_);
+  core::MutexLock lock(words_mutex_);
   last_words_ = std::move(say);
 }
 
+// Under the lock: whoever said them may be gone when another's call of this has returned.
 void SessionObservability::SayLastWords() {
-  std::function<void()> say;
-  {
-    core::MutexLock lock(mutex_);
-    say = std::exchange(last_words_, nullptr);
-  }
-  if (say) say();
+  core::MutexLock lock(words_mutex_);
+  if (const auto say = std::exchange(last_words_, nullptr)) say();
 }
 
 void SessionObservability::NoteBuckets(const std::shared_ptr<const BucketNames>& names) {
@@ -195,7 +193,8 @@ std::string SessionObservability::KeyText(const std::string& key) const {
 
 std::string SessionObservability::InWords(const std::string& text) const {
   if (text.find("bucket ") == std::string::npos) return text;
-  static const std::regex kKey(
+  // Never destroyed: the engine runs while the program exits.
+  static const auto& kKey = *new std::regex(
       "bucket [0-9]+ of arena [0-9]+(, layout [0-9]+( since join [0-9]+)?)?"
       "( of process set [0-9]+)?");
   // What follows where a key is a subject.

@@ -46,8 +46,9 @@ class SessionObservability {
 
   // Begins what the options ask for.
   void Begin();
-  // Writes what is not yet written before it returns; nothing is written after it. Idempotent.
-  void End();
+  // Writes what is not yet written before it returns; nothing is written after it. False: a write has
+  // not ended, so this must stay for ever. Idempotent.
+  bool End();
 
   // The group has failed. Never blocks.
   void NoteFault();
@@ -94,8 +95,9 @@ class SessionObservability {
   mutable core::Mutex mutex_;  // of what follows; the engine takes it
   std::shared_ptr<RecordKeeper::Registration> records_ SIRTAKI_GUARDED_BY(mutex_);  // set by Begin
   bool fault_noted_ SIRTAKI_GUARDED_BY(mutex_) = false;
-  std::function<void()> last_words_ SIRTAKI_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<const BucketNames>> buckets_ SIRTAKI_GUARDED_BY(mutex_);
+  core::Mutex words_mutex_;  // held while they are said
+  std::function<void()> last_words_ SIRTAKI_GUARDED_BY(words_mutex_);
 };
 
 }  // namespace sirtaki::session

@@ -93,16 +93,6 @@ Status ReadGreetings(const std::vector<std::string>& told, std::vector<Greeting>
   return core::AgreeConfigs(configs, config);
 }
 
-// What a call throws is its error.
-template <class Call>
-Status Guarded(const Call& call) {
-  try {
-    return call();
-  } catch (...) {
-    return core::StatusOfException();
-  }
-}
-
 void TakeNcclOptions(const core::Config& config, const core::EnvironmentView& environment,
                      ops::LanesOptions* lanes) {
   lanes->nccl_limit = config.nccl_limit;
@@ -143,7 +133,7 @@ Status Session::Create(std::unique_ptr<Medium> medium, const StartOptions& optio
   }
   if (!status.ok()) {
     if (made->impl_ && made->impl_->engine) made->impl_->engine->StopThread();
-    if (made->observation_) made->observation_->End();
+    if (made->observation_) made->EndObservation();
     made->state_ = State::kGone;  // there is nothing to leave
     made->EndParts();
     return status;
@@ -174,13 +164,15 @@ Status Session::Start(std::unique_ptr<Medium> medium, const StartOptions& option
     return met.ok() ? FirstFailure(told) : met;
   };
   if (topology_.size > 1) {
-    const Status connected = Guarded([&] { return medium->Connect({config_, spin}, deadline); });
+    const Status connected = core::OrThrown([&] {
+      return medium->Connect({config_, spin}, deadline);
+    });
     if (Status all = agree(connected); !all.ok()) return all;
   }
   core::Duration offset{};
   if (Status status = MeasureOffset(*medium, deadline, &offset); !status.ok()) return status;
 
-  Status built = Guarded([&] {
+  Status built = core::OrThrown([&] {
     devices_ = std::make_unique<Devices>(options.gpus ? *options.gpus : GpuLibraries::OfProcess());
     std::ostringstream text;
     text << WhereText(topology_) << "; " << medium->description();

@@ -76,6 +76,16 @@ class [[nodiscard]] Status {
 // The exception that a handler has caught, as a status of kBackend: its text, or "out of host memory".
 Status StatusOfException();
 
+// What a call returns, or the status of what it throws.
+template <typename Call>
+Status OrThrown(const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    return StatusOfException();
+  }
+}
+
 // The first failure by rank, as every rank shall see it: it names the rank unless all say the same.
 Status FirstFailure(std::span<const Status> by_rank);
 

@@ -38,6 +38,8 @@ class SIRTAKI_CAPABILITY("mutex") Mutex {
 class SIRTAKI_SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) SIRTAKI_ACQUIRE(mutex) : mutex_(mutex) { mutex_.Lock(); }
+  // Takes over a lock that the thread has.
+  MutexLock(Mutex& mutex, std::adopt_lock_t /*tag*/) SIRTAKI_REQUIRES(mutex) : mutex_(mutex) {}
   ~MutexLock() SIRTAKI_RELEASE() { mutex_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;

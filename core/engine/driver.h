@@ -58,8 +58,9 @@ class Rounds {
   virtual bool Paused() const = 0;
   // True if something was asked for that no round has taken.
   virtual bool HasNew() const = 0;
-  // Called once, when a round has lasted for the stuck limit. The token may be held for ever.
-  virtual void OnStuck() = 0;
+  // Called once, when a round has lasted for the stuck limit. The token may be held for ever. Returns
+  // the fault, for the log.
+  virtual Status OnStuck() = 0;
 };
 
 // A driver synchronizes by these. Tests have primitives that a scheduler interleaves.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/engine/driver.h"
 #include "core/engine/work.h"
 
@@ -268,8 +269,13 @@ void BasicDriver<Sync>::LookIfStuck(StuckWatch* watch) {
     stuck_ = true;
     bell_.Wake();
   };
-  const std::unique_ptr<const void, decltype(say)> at_the_end(this, say);
-  rounds_.OnStuck();
+  Status why;
+  {
+    const std::unique_ptr<const void, decltype(say)> at_the_end(this, say);
+    why = rounds_.OnStuck();
+  }
+  // Last: what is stuck may be another line of the log.
+  SIRTAKI_LOG(kError, why.ToString());
 }
 
 // Spins only while an answer may be microseconds away: afterwards whoever else wants the core may

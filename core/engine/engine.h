@@ -156,7 +156,7 @@ class Engine : private Rounds {
   Plan NextRound(TimePoint now) const override SIRTAKI_REQUIRES(token_);
   bool Paused() const override { return pauses_.here(); }
   bool HasNew() const override { return commands_.any() || queue_.HasNew(); }
-  void OnStuck() override;
+  Status OnStuck() override;
 
   // ---- engine.cc: one round; engine_end.cc: commands, and the end ----
   bool UnguardedRound(TimePoint now, bool waited_for) SIRTAKI_REQUIRES(token_);

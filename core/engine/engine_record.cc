@@ -48,11 +48,11 @@ trace::FlightRecord Engine::Describe(Duration patience) const {
   std::vector<RunningOperation> running;
   bool leaving = false;
   if (TakeTokenWithin(patience)) {
+    const MutexLock lock(token_, std::adopt_lock);
     sets = negotiator_.MemberSets();
     leaving = negotiator_.leaving();
     running = fault_.failed() ? running_at_fault_ : executor_.Running();
     record.doing = doing_at_fault_;
-    token_.Unlock();
   } else {
     record.missing = "the members of its process sets, because its engine was busy or stuck";
     for (const auto& [set, calls] : account.calls) sets.emplace_back(set, RankRanges());

@@ -1,7 +1,6 @@
 // How callers of the engine wait, and when its next round is due.
 #include <algorithm>
 
-#include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/engine/engine.h"
 
@@ -94,7 +93,7 @@ void Engine::Abort(StatusCode code, const std::string& text) {
 
 // ---- for the driver ----
 
-void Engine::OnStuck() {
+Status Engine::OnStuck() {
   const std::string in = options_.stuck_in ? options_.stuck_in() : "";
   PostFailure({StatusCode::kBackend,
                "this rank's engine has been stuck in one call for " +
@@ -102,11 +101,11 @@ void Engine::OnStuck() {
                    ": MPI may block so when a peer on another host dies, and a program must not " +
                    "wait while it has an MpiGate"},
               {});
-  const Status why = fault();
-  SIRTAKI_LOG(kError, why.ToString());
+  Status why = fault();
   trace_.Failed(why, Now());
   if (options_.on_stuck) options_.on_stuck();
   executor_.Abandon(why);  // what it runs may be stuck as well
+  return why;
 }
 
 bool Engine::Outstanding() const {

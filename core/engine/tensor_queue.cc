@@ -1,6 +1,7 @@
 #include "core/engine/tensor_queue.h"
 
 #include <algorithm>
+#include <new>
 #include <tuple>
 #include <utility>
 
@@ -166,8 +167,11 @@ void TensorQueue::Close(const Status& why) {
   {
     MutexLock lock(mutex_);
     if (!closed_.ok()) return;
+    try {
+      pending_at_close_ = PendingCalls();
+    } catch (const std::bad_alloc&) {  // a record tells of fewer calls then
+    }
     closed_ = why;
-    pending_at_close_ = PendingCalls();
     fresh.swap(fresh_);
     fresh_count_ = 0;
     uses.swap(uses_);

@@ -19,7 +19,9 @@ std::string Number(double value) {
 
 // The attributes stand in the order in which a reader wants them: what it is before its details.
 const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
-  static const std::vector<std::function<std::string(const Signature&)>> kAttributes = {
+  // Never destroyed: other ranks' requests are judged while the program exits.
+  using All = std::vector<std::function<std::string(const Signature&)>>;
+  static const All& kAttributes = *new All{
       [](const Signature& s) { return std::string(OpKindName(s.kind)); },
       [](const Signature& s) {
         return Reduces(s.kind) ? "op " + std::string(ReduceOpName(s.reduction)) : "";
@@ -45,8 +47,7 @@ const std::vector<std::function<std::string(const Signature&)>>& Attributes() {
       },
       [](const Signature& s) {
         return s.round == 0 ? "" : "average " + std::to_string(s.round) + " of the step";
-      },
-  };
+      }};
   return kAttributes;
 }
 

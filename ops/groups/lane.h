@@ -55,9 +55,9 @@ class Lane : public core::LeavableThread {
     {
       core::MutexLock lock(mutex);
       if (stopped()) return;
-      stop_ = true;
+      failed = unfinished;  // first: memory may be short
       why_ = reason;
-      failed = unfinished;
+      stop_ = true;
       queue.clear();
       changed.NotifyAll();
     }

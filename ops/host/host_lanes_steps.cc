@@ -151,8 +151,10 @@ void HostLanes::Impl::RunLargeLane() {
     std::shared_ptr<GroupRun> run;
     if (next->change != nullptr) {
       const SetChange& change = *next->change;
-      status =
-          change.adds ? backend.AddSet(change.set, change.members) : backend.RemoveSet(change.set);
+      status = core::OrThrown([&] {
+        return change.adds ? backend.AddSet(change.set, change.members)
+                           : backend.RemoveSet(change.set);
+      });
     } else {
       run = GroupRun::Make(
           {next->group, *staging, LargeCutting(*next->group), stop(), options.observer});

@@ -80,7 +80,6 @@ struct DeviceLane::Impl : Lane<DeviceTask> {
   std::optional<DeviceTask> Next() SIRTAKI_EXCLUDES(mutex);
   // `verdict`: what the task's handles complete with if this is ok.
   core::Status Do(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
-  core::Status DoOrThrown(const DeviceTask& task, core::Status* verdict) SIRTAKI_EXCLUDES(mutex);
   core::Status Launch(const DeviceTask& task, cuda::EventPtr* inputs);
   // BounceThroughHost returns when the results are in the tensors. Errors: those of CUDA, and of the
   // host's part.

@@ -172,13 +172,4 @@ Status DeviceLane::Impl::Do(const DeviceTask& task, Status* verdict) {
                   .carrier = task.bounce != nullptr ? "host" : "nccl"});
 }
 
-// What allocates the outputs may throw, and memory may be short anywhere.
-Status DeviceLane::Impl::DoOrThrown(const DeviceTask& task, Status* verdict) {
-  try {
-    return Do(task, verdict);
-  } catch (...) {
-    return core::StatusOfException();
-  }
-}
-
 }  // namespace sirtaki::ops::nccl

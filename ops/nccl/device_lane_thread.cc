@@ -139,13 +139,14 @@ void DeviceLane::Impl::RunLane() {
     if (std::optional<DeviceTask> task = Next()) {
       concerned = task->group;
       Status verdict;
-      status = DoOrThrown(*task, &verdict);
+      // What allocates the outputs may throw, and memory may be short anywhere.
+      status = core::OrThrown([&] { return Do(*task, &verdict); });
       // Launched: the rest is a matter of the streams.
       if (status.ok()) CallOut([&] { Tell(*task, verdict); });
     }
     if (status.ok()) {
       if (!in_flight.empty()) concerned = in_flight.front().group;
-      status = Retire();
+      status = core::OrThrown([this] { return Retire(); });
     }
     if (status.ok() && in_flight.empty()) concerned.reset();
     core::MutexLock lock(mutex);

@@ -5,15 +5,21 @@
 //   stops    nothing ends it: somebody else stops it
 //   throws   an exception that nobody catches
 //   exits    std::exit(3)
+//   handles  its handler of SIGTERM calls std::exit(4), within a call
+//   leaves   its handler does so within shutdown(), which waits for the others
 //   vanishes it ends with 0, and says good-bye to nobody
 //   absent   it submits nothing any more, and goes on for ever; the others end with 0 after the error
 //
 // Each rank prints "rank R has begun" after its first steps. One that meets an error of Sirtaki's
 // prints it to standard error and ends some seconds later, with code 1: the victim is to be the
 // first to end. Where it is stopped, and so does not, it is a second.
+#include <pthread.h>
+
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -51,6 +57,19 @@ int Fail(const Status& status, std::chrono::seconds later) {
   return EXIT_FAILURE;
 }
 
+// The handler ends the program while the main thread is in `call`, which no other rank ends.
+void ExitWithin(const std::function<void()>& call) {
+  struct sigaction exits {};
+  exits.sa_handler = [](int /*signal*/) { std::exit(4); };
+  sigaction(SIGTERM, &exits, nullptr);
+  const pthread_t caller = pthread_self();
+  std::thread([caller] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    pthread_kill(caller, SIGTERM);
+  }).detach();
+  call();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -79,6 +98,12 @@ int main(int argc, char** argv) {
     if (step == kVictimsStep && rank == victim) {
       if (what == "throws") throw std::runtime_error("this sample cannot be read");
       if (what == "exits") std::exit(3);
+      if (what == "leaves")
+        ExitWithin([&] { static_cast<void>(session->Shutdown("it is tired")); });
+      if (what == "handles") {
+        sirtaki::tests::Vector lone(OpKind::kAllReduce, "lone", std::vector<float>(16, 1.0F));
+        ExitWithin([&] { static_cast<void>(lone.Run(*session)); });
+      }
       if (what == "vanishes") std::_Exit(0);
       while (what == "absent") std::this_thread::sleep_for(std::chrono::seconds(1));
     }

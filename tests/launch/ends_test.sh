@@ -176,6 +176,13 @@ fault_comes_first() {
   ! is_page || fail "mpirun's page is there"
   gone "end_badly absent 0"
 }
+exits_in_a_handler() {
+  echo "--- a signal's handler that calls exit() ends the program, whatever call it has interrupted"
+  for what in handles leaves; do
+    run 4 -np 2 "$programs/end_badly" "$what" 1 --sirtaki-flight-records=off
+    says "$errors" "sirtakirun: rank 1 on host $host ended with exit code 4"
+  done
+}
 leaves_early() {
   echo "--- a rank that ends with 0 without a word, while others need it, is named"
   of_open_mpi ", and lets rank 0 wait" || return 0
@@ -193,5 +200,5 @@ page_with_verbose() {
   is_page || fail "mpirun's page is not there"
 }
 
-together fault_comes_first leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
+together fault_comes_first exits_in_a_handler leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi

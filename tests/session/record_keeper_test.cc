@@ -78,11 +78,38 @@ TEST_F(RecordKeeperTest, WhatIsAskedForIsWritten) {
 TEST_F(RecordKeeperTest, TheEndWritesWhatIsStillAskedForAndNothingAfter) {
   const auto keeper = RecordKeeper::Register(Writer("rank"));
   keeper->Ask("a fault");
-  keeper->End();
+  EXPECT_TRUE(keeper->End());
   EXPECT_EQ(Text(), "rank: a fault\n");
   keeper->Ask("another");
-  keeper->End();
+  EXPECT_TRUE(keeper->End());
   EXPECT_EQ(Text(), "rank: a fault\n");
+}
+
+TEST_F(RecordKeeperTest, AWriteThatHangsIsLeftBehindAndTheNextAreWrittenWhenItIsOver) {
+  std::atomic<bool> hangs{true};
+  std::atomic<bool> began{false};
+  const auto stuck = RecordKeeper::Register(
+      [&](const std::string& /*why*/) {
+        began = true;
+        ASSERT_TRUE(tests::Within(seconds(30), [&] { return !hangs; }));
+        ++written_;
+      },
+      std::chrono::milliseconds(1));
+  stuck->Ask("a fault");
+  ASSERT_TRUE(tests::Within(seconds(30), [&] { return began.load(); }));
+  EXPECT_FALSE(stuck->End());
+  EXPECT_EQ(written_, 0);
+  stuck->Ask("another");  // of one that has ended
+  const auto next = RecordKeeper::Register(Writer("next"));
+  next->Ask("a fault");
+  hangs = false;
+  EXPECT_TRUE(next->End());
+  EXPECT_EQ(written_, 2);
+  EXPECT_EQ(Text(), "next: a fault\n");
+  const auto last = RecordKeeper::Register(Writer("last"));
+  ASSERT_EQ(raise(SIGUSR1), 0);
+  ASSERT_TRUE(tests::Within(seconds(30), [this] { return written_ == 3; }));
+  EXPECT_EQ(Text(), "next: a fault\nlast: SIGUSR1\n");
 }
 
 TEST_F(RecordKeeperTest, ASignalAsksForAllRecordsAndGoesOnToTheFormerHandler) {
@@ -211,7 +238,7 @@ TEST_F(RecordKeeperTest, AForkedChildWritesNothingAndOnlySigusr1DoesNotEndIt) {
   EXPECT_EQ(WTERMSIG(status), SIGTERM);
   const int asked = EndOf([] { (void)raise(SIGUSR1); });
   EXPECT_TRUE(WIFEXITED(asked) && WEXITSTATUS(asked) == 77) << asked;
-  keeper->End();
+  EXPECT_TRUE(keeper->End());
   EXPECT_EQ(Text(), "");
 }
 

@@ -91,7 +91,10 @@ class FakeRounds : public Rounds {
 
   bool Paused() const override { return false; }
   bool HasNew() const override { return Interleaver::Current().Step(), !fresh_.empty(); }
-  void OnStuck() override { ADD_FAILURE() << "no round was stuck"; }
+  Status OnStuck() override {
+    ADD_FAILURE() << "no round was stuck";
+    return Status::Ok();
+  }
 
   // New work waits for more for this long where nobody waits for it.
   Duration hold{};

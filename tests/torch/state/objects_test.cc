@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "sirtaki/barrier.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
