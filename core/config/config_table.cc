@@ -34,7 +34,7 @@ constexpr HorovodAlias kAliases[] = {
     {"fusion_bytes", "HOROVOD_FUSION_THRESHOLD", "", ""},
     {"fusion_bytes", "", "fusion-threshold-mb", "MB", Reading::kMebibytes},
     {"id_capacity", "HOROVOD_CACHE_CAPACITY", "cache-capacity", "N", Reading::kRaisedToMin},
-    {"hierarchy", "", "hierarchical-allreduce", "", {}, "on", ""},
+    {"hierarchy", "HOROVOD_HIERARCHICAL_ALLREDUCE", "hierarchical-allreduce", "", {}, "on", ""},
     {"hierarchy", "", "no-hierarchical-allreduce", "", {}, "off", ""},
     {"autotune", "HOROVOD_AUTOTUNE", "", ""},
     {"autotune", "", "no-autotune", "", {}, "false", ""},

@@ -58,6 +58,8 @@ OptionGroup HorovodOptions() {
        Ignored("cycle-time-ms", "MS", no_cycle),
        Ignored("hierarchical-allgather", "", "gathering chooses its algorithm itself"),
        Ignored("no-hierarchical-allgather", "", "gathering chooses its algorithm itself"),
+       Ignored("torus-allreduce", "", "reductions choose their algorithm themselves"),
+       Ignored("no-torus-allreduce", "", "reductions choose their algorithm themselves"),
        Ignored("autotune-warmup-samples", "N", own_tuner),
        Ignored("autotune-steps-per-sample", "N", own_tuner),
        Ignored("autotune-bayes-opt-max-samples", "N", own_tuner),

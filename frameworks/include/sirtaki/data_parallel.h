@@ -18,7 +18,8 @@ namespace sirtaki {
 
 struct DistributedDataParallelOptions {
   // Says how gradients are reduced, and on which process set, which is then the set of the whole
-  // module. backward_passes_per_step stays 1, and op Adasum is not allowed.
+  // module. backward_passes_per_step stays 1; op Adasum, average_at Step, shards and fused throw
+  // InvalidArgument.
   TORCH_ARG(DistributedOptimizerOptions, gradients);
   // If true, the constructor and each forward() in training, with autograd on, first give all ranks
   // the buffers of the lowest rank, so that running statistics do not drift apart. A forward() in

@@ -52,7 +52,7 @@ struct DistributedSamplerOptions {
 //
 // To go on in the middle of an epoch, say how much of it is done, then make the loader:
 //
-//   sampler.set_position(steps_done * batch_size);
+//   sampler.set_position(samples_done);  // not steps * batch_size: the last batch may be smaller
 //
 // position() counts what next() has given. A loader with worker threads asks for batches ahead, so
 // its sampler's position is more than what was trained on. The sampler that the program keeps does

@@ -154,9 +154,11 @@ std::string MemoryPlan::text() const {
   };
   for (const Choice& choice : choices) {
     add(NameOf(choice), choice.of_host);
-    // This rank's own at the last commit(), and as many of others; Gradients has the same.
+    // This rank's own at the last commit(), and as many of others, but where each host has them all;
+    // Gradients has the same.
     if (detail::IsElastic() && choice.shard == Shard::OptimizerState) {
-      add("+ copies of shards", {0, 0, 2 * choice.of_host.state});
+      const int copies = choice.shard_over == ShardOver::Host ? 1 : 2;
+      add("+ copies of shards", {0, 0, copies * choice.of_host.state});
     }
   }
   add("(FSDP, for comparison)", fully_sharded);

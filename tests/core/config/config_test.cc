@@ -365,6 +365,12 @@ TEST(ConfigHorovodTest, TheStallCheckCanBeDisabled) {
   EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_STALL_CHECK_DISABLE", "0"}}), Config{});
 }
 
+TEST(ConfigHorovodTest, TheHierarchyCanBeAskedFor) {
+  EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_HIERARCHICAL_ALLREDUCE", "1"}}).hierarchy,
+            HierarchyMode::kOn);
+  EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_HIERARCHICAL_ALLREDUCE", "0"}}), Config{});
+}
+
 TEST(ConfigHorovodTest, WhatHorovodAllowsAndWeDoNotIsMadeToFit) {
   EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_CACHE_CAPACITY", "0"}}).id_capacity, 1);
   EXPECT_EQ(ParsedOrDie({}, {{"HOROVOD_LOG_LEVEL", "fatal"}}).log_level, LogLevel::kError);

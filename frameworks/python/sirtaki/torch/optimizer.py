@@ -417,8 +417,9 @@ def DistributedOptimizer(
       returns and may be clipped, looked at or scaled by any function; synchronize() has nothing to do then, except on
       a rank whose backward() has reached none of the parameters. See docs/training.md.
     - ``communication_hook``: reduces the gradients instead of the library. It is called with a GradBucket for each
-      gradient, starts its communication, and returns a Handle, a future of torch, a tensor, or a function without
-      arguments that gives the tensor.
+      bucket of gradients (in the first step, and for those that go by themselves, for each gradient), starts its
+      communication, and returns a Handle, a future of torch, a tensor, or a function without arguments that gives the
+      tensor.
     - ``check_parameters_every``: the parameters are compared before the first step, and then before each n-th step, if
       this is n; 0: never.
     - ``compress_within_host``: compresses also if all ranks are on one host, where it saves nothing but can be tested.

@@ -308,6 +308,8 @@ def get_handler_registry() -> List[Tuple[Type, Type[StateHandler]]]:
 
 
 def set_handler_registry(registry: List[Tuple[Type, Type[StateHandler]]]) -> None:
+    """Puts other kinds of values, with their handlers, in the place of those that are known. A program adds its own by
+    ``set_handler_registry([(Kind, Handler)] + get_handler_registry())``, on all ranks and before it makes a state."""
     global _handler_registry
     _handler_registry = registry
 
