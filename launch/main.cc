@@ -54,16 +54,22 @@ int Complain(const core::Status& status) {
   return kWrongUse;
 }
 
+void SayNetwork(const Plan& plan) {
+  if (plan.network.empty()) return;
+  std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());
+}
+
 int Print(const std::string& text) {
   return std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0 ? 1 : 0;
 }
 
-ThisMachine FindThisMachine(const LaunchOptions& options) {
+ThisMachine FindThisMachine(const LaunchOptions& options, const core::EnvironmentView& env) {
   const std::array<core::CpuShare, 1> own = {core::CpusOfThisProcess()};
   const std::string name = HostName();
   // Nobody else writes domains; it may take a while where names are not served.
-  const bool named =
-      !options.hosts.empty() || !options.hostfile.empty() || !options.host_discovery_script.empty();
+  const bool named = !options.hosts.empty() || !options.hostfile.empty() ||
+                     !options.host_discovery_script.empty() || env.Find("PBS_NODEFILE") ||
+                     env.Find("LSB_MCPU_HOSTS");
   return {name, core::SharedCores(own), named ? FullNameOf(name) : name, OwnInterfaces()};
 }
 
@@ -199,6 +205,10 @@ int RunElastic(PlanInput input) {
   if (!CheckProgram(input, plan)) return kNoProgram;
   const int unfit = asked.host_discovery_script.empty() ? CheckHostsOf(input, plan) : 0;
   if (unfit != 0) return unfit;
+  // The names of hosts that have come up since were not known yet, nor the way to them.
+  if (plan.wait > core::Duration::zero()) status = MakePlan(input, &plan);
+  if (!status.ok()) return Complain(status);
+  SayNetwork(plan);
   const int slots = SlotsOf(plan.placement.hosts);
   if (asked.host_discovery_script.empty() && slots < limits.max_ranks) {
     std::fprintf(
@@ -227,9 +237,7 @@ int RunAll(PlanInput input) {
     // The names of hosts that have come up since were not known yet, nor the way to them.
     if (waits) status = MakePlan(input, &plan);
     if (!status.ok()) return Complain(status);
-    if (!plan.network.empty()) {
-      std::fprintf(stderr, "sirtakirun: network %s\n", plan.network.c_str());
-    }
+    SayNetwork(plan);
     const JobResult result =
         RunJob(plan, input.options, input.restarts > 0, input.environment, input.start_timeout);
     code = result.code;
@@ -284,7 +292,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
     AddCures(FactsOfBuild(), &parts);
     return Print(BuildText(FactsOfBuild(), self, parts));
   }
-  input.machine = FindThisMachine(input.options);
+  input.machine = FindThisMachine(input.options, input.environment);
   input.is_root = geteuid() == 0;
   input.self = OwnPath(called);
   input.route = &FindRoute;

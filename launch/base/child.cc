@@ -152,4 +152,8 @@ void Child::Signal(int signal, bool group) const {
   if (pid_ > 0) kill(group ? -pid_ : pid_, signal);
 }
 
+bool Child::LeadsGroup() const { return pid_ > 0 && getpgid(pid_) == pid_; }
+
+void Child::SignalAll(int signal) const { Signal(signal, LeadsGroup()); }
+
 }  // namespace sirtaki::launch

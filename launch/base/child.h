@@ -49,6 +49,10 @@ class Child {
   std::optional<EndMessage> Ended();
   // Nothing after it has ended. `group`: also to what it has started, in the group that it leads.
   void Signal(int signal, bool group = false) const;
+  // True if it has made itself the leader of a group, as `timeout` and `setsid` do: what it starts is in
+  // that one, too.
+  bool LeadsGroup() const;
+  void SignalAll(int signal) const;  // to its group, if it leads one
   bool running() const { return pid_ > 0; }
   void Ask(Stream stream) { Of(stream).Ask(); }
   void AskAll();  // asks for both streams

@@ -16,10 +16,12 @@
 #include "launch/base/loop.h"
 #include "launch/base/rank_messages.h"
 #include "launch/elastic/discovery.h"
+#include "launch/elastic/elastic_options.h"
 #include "launch/elastic/job_news.h"
 #include "launch/elastic/membership_texts.h"
 #include "launch/elastic/starters.h"
 #include "launch/job/connections.h"
+#include "launch/job/course.h"
 #include "launch/job/failure_judgement.h"
 #include "launch/job/job_output.h"
 #include "launch/job/leftovers.h"
@@ -41,18 +43,13 @@ constexpr std::size_t kMostGreeters = 256;
 // The time for workers to end when they are told to: they kill their programs after 3 s.
 constexpr auto kEndTime = std::chrono::seconds(6);
 
-std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
-  std::vector<HostSlots> slots;
-  for (const Host& host : hosts) slots.push_back({host.name, host.slots});
-  return slots;
-}
-
 class ElasticJob {
  public:
   ElasticJob(const Plan& plan, const LaunchOptions& options, const ThisMachine& machine,
              const core::EnvironmentView& env, const ElasticLimits& limits)
       : plan_(plan),
         options_(options),
+        machine_(machine),
         env_(env),
         membership_(limits),
         connections_(
@@ -83,7 +80,7 @@ class ElasticJob {
     for (Settle(); !IsOver(); Settle()) loop_.Run(NextTime());
     EndOrphans("ssh");
     if (!why_.empty()) news_.Say(why_);
-    output_.WriteLast(is_signalled_ ? Clock::now() + std::chrono::seconds(1) : TimePoint::max());
+    output_.WriteLast(signalled_at_ ? Clock::now() + std::chrono::seconds(1) : TimePoint::max());
     return code_ == 0 && output_.failed() ? 1 : code_;
   }
 
@@ -97,7 +94,7 @@ class ElasticJob {
   };
 
   // A reader who takes his time gets what workers have said, unless somebody wants an end.
-  bool waits_for_reader() const { return is_ending() && workers_.empty() && !is_signalled_; }
+  bool waits_for_reader() const { return is_ending() && workers_.empty() && !signalled_at_; }
   bool IsOver() const {
     if (!is_ending()) return false;
     const bool all_ended = workers_.empty() && !output_.HasWaiting(Stream::kOutput) &&
@@ -233,18 +230,18 @@ class ElasticJob {
   }
   void Do(const EndJob& order) { End(order.code, order.why); }
 
-  // The address is where the others reach rank 0: if it is on this machine, where one of them has reached us.
+  // Where the others reach rank 0: if it is on this machine, where one of them has reached us.
   std::string AddressOfFirst(const std::vector<WorkerId>& members) const {
     const Worker& first = workers_.at(members.front());
-    if (first.hello.host != HostName()) return first.address;
+    if (!IsThisMachine(first.host, machine_)) return first.address;
     for (const WorkerId member : members) {
       const auto found = workers_.find(member);  // it may have ended meanwhile
       if (found == workers_.end() || found->second.connection == nullptr) continue;
-      if (found->second.hello.host == first.hello.host) continue;
+      if (IsThisMachine(found->second.host, machine_)) continue;
       const std::string own = found->second.connection->link.own_end();
       return own.substr(0, own.rfind(':'));
     }
-    return "127.0.0.1";
+    return first.address;
   }
 
   // ---- what workers say ----
@@ -415,9 +412,11 @@ class ElasticJob {
       for (const auto& [id, worker] : workers_) Send(id, SignalMessage{signal});
       return;
     }
-    is_signalled_ = true;
+    const TimePoint now = Clock::now();
+    if (signalled_at_ && now < *signalled_at_ + kAskedOnce) return;
+    if (!signalled_at_) signalled_at_ = now;
     if (is_ending()) {
-      end_by_ = Clock::now();
+      end_by_ = now;
       return output_.Discard();
     }
     End(128 + signal, "ended by " + SignalName(signal));
@@ -462,6 +461,7 @@ class ElasticJob {
 
   const Plan& plan_;
   const LaunchOptions& options_;
+  const ThisMachine& machine_;
   const core::EnvironmentView& env_;
   Loop loop_;
   Membership membership_;
@@ -479,7 +479,7 @@ class ElasticJob {
   Starters starters_;
   TimePoint end_by_ = TimePoint::max();  // max: the job goes on
   bool has_hosts_ = true;                // the script has named some
-  bool is_signalled_ = false;
+  std::optional<TimePoint> signalled_at_;
   int code_ = 0;
   std::string why_;
 };

@@ -67,4 +67,10 @@ Status LimitsOf(const LaunchOptions& options, int slots, core::Duration start_ti
   return Status::Ok();
 }
 
+std::vector<HostSlots> SlotsOfEach(const HostList& hosts) {
+  std::vector<HostSlots> slots;
+  for (const Host& host : hosts) slots.push_back({host.name, host.slots});
+  return slots;
+}
+
 }  // namespace sirtaki::launch

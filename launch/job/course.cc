@@ -15,7 +15,6 @@ namespace {
 
 // After this time another signal counts as asking twice. Some send one to this process and to its
 // group, which is one asking.
-constexpr Duration kAskedOnce = seconds(1);
 // The time after the launcher's end for what the ranks have still to say.
 constexpr Duration kLastWords = seconds(2);
 // The time is longer where it matters which hosts are gone: until a silent one is noticed.

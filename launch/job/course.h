@@ -23,6 +23,9 @@
 
 namespace sirtaki::launch {
 
+// Two signals within this time are one: a terminal that closes may send two.
+inline constexpr core::Duration kAskedOnce = std::chrono::seconds(1);
+
 enum class Phase : std::uint8_t { kStarting, kRunning, kFailing, kStopping, kTerminating, kKilled };
 
 enum class Due : std::uint8_t { kNothing, kLateStart, kLateInit, kStop, kTerminate, kKill };

@@ -215,7 +215,7 @@ class OwnLauncher {
       } else if (flag == "--ssh-args") {
         options_.ssh_args = ShellWords(value).value_or(std::vector<std::string>{});
       } else if (flag == "-x") {
-        if (const auto text = env.Find(value)) order_.variables.emplace_back(value, *text);
+        if (const auto text = env.FindEvenEmpty(value)) order_.variables.emplace_back(value, *text);
       } else {
         status = Status(StatusCode::kInvalidArgument,
                         std::string(kLauncherFlag) + " does not know " + core::Quoted(flag));

@@ -158,19 +158,25 @@ class RankProcess {
   // A process that the program starts has its variables, too.
   void TakeElastic(std::string from, pid_t process, std::string text) {
     const bool is_other = !program_hears_at_.empty() && from != program_hears_at_;
+    const auto refuse = [&](const std::string& why) {
+      const core::ElasticNotice refusal{.kind = core::ElasticNotice::Kind::kOver, .text = why};
+      core::SendNotice(notices_.fd(), from, core::StartNotice::kElastic, core::Encode(refusal));
+    };
     // A notice that is nothing tells whether the socket is still there.
     if (is_other &&
         (core::SendNotice(notices_.fd(), program_hears_at_, core::StartNotice::kAgain, "") ||
          errno == EAGAIN)) {
-      const core::ElasticNotice refusal{
-          .kind = core::ElasticNotice::Kind::kOver,
-          .text =
-              "init() was called in a process that the program of an "
-              "elastic job has started, and that one has the place in "
-              "the job: put what only the program does behind if "
-              "__name__ == \"__main__\""};
-      core::SendNotice(notices_.fd(), from, core::StartNotice::kElastic, core::Encode(refusal));
-      return;
+      return refuse(
+          "init() was called in a process that the program of an elastic job has started, and that "
+          "one has the place in the job: put what only the program does behind if __name__ == "
+          "\"__main__\"");
+    }
+    // The job goes on with the one that it knows, which left its place with its end.
+    if (is_other && has_place_) {
+      return refuse(
+          "init() was called in a second process of a program of an elastic job, and the place in "
+          "the "
+          "job was that of the first one, which has ended: call it in one process only");
     }
     program_hears_at_ = std::move(from);
     program_process_ = process;
@@ -196,6 +202,8 @@ class RankProcess {
     }
     if (const auto* elastic = std::get_if<ElasticMessage>(&message)) {
       TellIfStopped(elastic->notice);
+      const auto notice = core::DecodeElasticNotice(elastic->notice);
+      has_place_ |= notice && notice->kind == core::ElasticNotice::Kind::kPlace;
       to_tell_.push_back(elastic->notice);
     }
     if (const auto* signal = std::get_if<SignalMessage>(&message)) {
@@ -336,7 +344,7 @@ class RankProcess {
     if (!child_.running()) return Stop();
     stopped_ = true;
     killed_ = true;
-    child_.Signal(SIGKILL);
+    child_.SignalAll(SIGKILL);
     if (OwnsGroup()) KillOthersOfGroup();
   }
 
@@ -344,17 +352,14 @@ class RankProcess {
 
   // The program and what it has started; this process takes it too, and knows already.
   void SignalAll(int signal) const {
-    if (OwnsGroup()) {
-      kill(0, signal);
-    } else {
-      child_.Signal(signal);
-    }
+    if (OwnsGroup()) kill(0, signal);
+    if (!OwnsGroup() || child_.LeadsGroup()) child_.SignalAll(signal);
   }
 
   // It asks for something, and is to end nobody: a program that starts or ends, a shell around it, or
   // those that load its data.
   void SignalThoseThatCatch(int signal) const {
-    if (OwnsGroup()) {
+    if (OwnsGroup() && !child_.LeadsGroup()) {
       SignalOthersThatCatch(signal);
     } else {
       child_.Signal(signal);
@@ -394,7 +399,7 @@ class RankProcess {
     WaitForReader();
     const bool is_over = Clock::now() >= until_;
     if (!end_ && is_over) {
-      child_.Signal(SIGKILL);
+      child_.SignalAll(SIGKILL);
       killed_ = true;
       until_ = TimePoint::max();
     } else if (end_ && !said_ && (is_over || !child_.prints())) {
@@ -433,6 +438,7 @@ class RankProcess {
   Source notices_;  // of the program
   std::string program_hears_at_;
   pid_t program_process_ = 0;        // that hears there
+  bool has_place_ = false;           // in a generation of an elastic job
   std::deque<std::string> to_tell_;  // notices for it
   Child child_;
   std::size_t unwritten_ = 0;

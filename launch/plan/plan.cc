@@ -4,9 +4,11 @@
 #include <array>
 #include <chrono>
 #include <set>
+#include <string_view>
 
 #include "core/base/text.h"
 #include "core/config/config_table.h"
+#include "core/machine/start_notice.h"
 #include "launch/base/shell_text.h"
 #include "launch/plan/plan_impl.h"
 
@@ -24,7 +26,9 @@ Status Wrong(const std::string& text) { return {StatusCode::kInvalidArgument, te
 
 // A rank that starts ranks would take the outer run's variables for its own.
 Status RefuseInsideOfARank(const core::EnvironmentView& env) {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID"}) {
+  for (const std::string_view name :
+       {std::string_view("OMPI_COMM_WORLD_RANK"), std::string_view("MPI_LOCALRANKID"),
+        core::kStartNoticeVariable}) {
     if (const auto value = env.Find(name)) {
       return Wrong(std::string(name) + "=" + *value +
                    " is set: this is a rank of another run already, and cannot start one");
@@ -220,7 +224,7 @@ void PlanWriter::SetSecret(const std::string& name, const std::string& value,
 }
 
 void PlanWriter::Export(const std::string& name) {
-  if (input_.environment.Find(name)) {
+  if (input_.environment.FindEvenEmpty(name)) {
     exports_.insert(name);
   } else {
     plan_.reasons.push_back({"-x " + name, "left out: it is not set here"});

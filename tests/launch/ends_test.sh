@@ -80,6 +80,12 @@ ends_with_it() {
   gone "sleep 409"
 }
 
+group_of_its_own() {
+  echo "--- a program that leads a group of its own ends with all that it has started"
+  [ -n "$own" ] || { echo "skipped: an mpirun that ends its ranks itself kills what leads the rest of it" && return 0; }
+  run 5 -np 2 bash -c 'if [ "$RANK" = 1 ]; then sleep 1; exit 5; fi; exec timeout 900 bash -c "trap \"\" TERM; sleep 421; sleep 421"'
+  gone "sleep 421"
+}
 unwilling() {
   echo "--- ranks that do not want to end are ended"
   run 5 -np 2 bash -c 'trap "" TERM INT HUP; if [ "$RANK" = 1 ]; then exit 5; fi; sleep 404; sleep 404'
@@ -200,5 +206,5 @@ page_with_verbose() {
   is_page || fail "mpirun's page is not there"
 }
 
-together fault_comes_first exits_in_a_handler leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it unwilling stopped_itself
+together fault_comes_first exits_in_a_handler leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it group_of_its_own unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi
