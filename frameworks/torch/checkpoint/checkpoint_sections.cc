@@ -208,7 +208,7 @@ std::vector<std::string> DescribeParts(const CheckpointParts& parts) {
   for (const auto& [name, model] : parts.models) {
     for (const auto& [key, tensor] : ParametersOf(*model)) {
       lines.push_back(OfModel(name) + "parameter " + Quoted(key) + " " + TypeAndShape(tensor) +
-                      SplitText(tensor));
+                      PlaceText(tensor));
     }
     for (const auto& [key, tensor] : BuffersOf(*model)) {
       lines.push_back(OfModel(name) + "buffer " + Quoted(key) + " " + TypeAndShape(tensor));

@@ -173,7 +173,7 @@ void detail::ScaleGradients(torch::optim::Optimizer& optimizer, double max_norm,
 
 double clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm, double norm_type,
                        bool error_if_nonfinite) {
-  if (detail::ReducerOf(optimizer) != nullptr && detail::IsOfAStage(optimizer)) {
+  if (detail::IsOfAStage(optimizer)) {
     RefuseClip(
         "the optimizer has the parameters of this rank's stages of a pipeline, and the norm is "
         "that of all stages; call clip_grad_norm_ of the pipeline, with the optimizer");

@@ -23,7 +23,7 @@ using detail::SessionSet;
 std::vector<std::string> Describe(const NamedTensors& list, int root_rank) {
   std::vector<std::string> lines = {"root rank " + std::to_string(root_rank)};
   for (const auto& [name, tensor] : list) {
-    lines.push_back("\"" + name + "\" " + detail::TypeAndShape(tensor) + detail::SplitText(tensor));
+    lines.push_back("\"" + name + "\" " + detail::TypeAndShape(tensor) + detail::PlaceText(tensor));
   }
   return lines;
 }
