@@ -175,8 +175,7 @@ class RankProcess {
     if (is_other && has_place_) {
       return refuse(
           "init() was called in a second process of a program of an elastic job, and the place in "
-          "the "
-          "job was that of the first one, which has ended: call it in one process only");
+          "the job was that of the first one, which has ended: call it in one process only");
     }
     program_hears_at_ = std::move(from);
     program_process_ = process;

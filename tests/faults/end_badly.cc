@@ -64,6 +64,7 @@ void ExitWithin(const std::function<void()>& call) {
   sigaction(SIGTERM, &exits, nullptr);
   const pthread_t caller = pthread_self();
   std::thread([caller] {
+    // Until the call waits, which nobody can be asked for. A signal before that ends the program, too.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     pthread_kill(caller, SIGTERM);
   }).detach();
