@@ -78,6 +78,24 @@ def test_a_torch_state_holds_model_optimizer_scheduler_and_sampler(rank, size):
     assert (sampler.epoch, sampler.processed_num, state.batch) == (0, 2 * size, 1)
 
 
+def test_a_gradient_scaler_stays_the_object_that_the_program_has(rank):
+    model, optimizer = training(rank)
+    scaler = hvd.GradScaler("cpu", init_scale=float(2 + rank))
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scaler=scaler)
+    state.sync()
+    assert state.scaler is scaler and scaler.get_scale() == 2.0
+    scaler.scale(support.loss_of(model, support.batches(rank)[0])).backward()
+    scaler.unscale_(optimizer)  # of a step that is not made
+    state.restore()
+    optimizer.zero_grad()
+    scaler.scale(support.loss_of(model, support.batches(rank)[0]) * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 1.0
+    state.restore()
+    assert state.scaler is scaler and scaler.get_scale() == 2.0
+
+
 def test_another_model_may_take_the_place():
     state = hvd.elastic.TorchState(model=torch.nn.Linear(1, 1))
     other = torch.nn.Linear(2, 2)

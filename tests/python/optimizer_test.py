@@ -379,6 +379,39 @@ def test_an_infinite_gradient_of_one_rank_skips_the_step_of_all(rank, size, own)
     assert_trained(model, trained_alone(size, steps=1))
 
 
+@SEVERAL
+@pytest.mark.parametrize("fused", [False, True])
+def test_scales_that_differ_are_an_error_on_all_ranks(rank, fused):
+    model = support.net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), fused=fused), model.named_parameters())
+    scaler = hvd.GradScaler("cpu", init_scale=1024.0 * (1 + rank))
+
+    def step():
+        optimizer.zero_grad()
+        scaler.scale(support.loss_of(model, support.batches(rank)[0])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    with pytest.raises(hvd.MismatchError, match="different scales, from 1024.0 to"):
+        step()
+    optimizer.synchronize()
+    scaler.load_state_dict(hvd.broadcast_object(scaler.state_dict(), root_rank=0))
+    step()
+    support.assert_same_everywhere(hvd, list(model.parameters()))
+
+
+@SEVERAL
+def test_a_scaler_of_a_process_set_skips_the_steps_of_its_ranks_together(rank):
+    model = support.net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # each rank's own
+    before = [p.detach().clone() for p in model.parameters()]
+    scaler = hvd.GradScaler("cpu", init_scale=1024.0, process_set=hvd.global_process_set)
+    scaler.scale(support.loss_of(model, support.batches(rank)[0]) * (float("inf") if rank == 0 else 1)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert all(map(torch.equal, model.parameters(), before)) and scaler.get_scale() == 512.0
+
+
 def test_bfloat16_parameters_and_autocast(rank, size):
     model = support.net(dtype=torch.bfloat16)
     optimizer = distributed(model)

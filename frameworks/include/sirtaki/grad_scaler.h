@@ -32,8 +32,8 @@ struct GradScalerOptions {
   TORCH_ARG(std::int64_t, growth_interval) = 2000;  // at least 1
   // The ranks of this set skip steps together. Default: those of the DistributedOptimizer that
   // steps, all ranks with any other optimizer. If optimizers of several sets share a scaler, give
-  // it a set that has the ranks of all of them, or their scales may drift apart; the stages of a
-  // Pipeline, and the parts of split layers, skip steps together in any case.
+  // it a set that has the ranks of all of them, or their scales may drift apart, which step() finds;
+  // the stages of a Pipeline, and the parts of split layers, skip steps together in any case.
   TORCH_ARG(ProcessSet, process_set);
   TORCH_ARG(bool, enabled) = true;  // false: scale() is the identity, step() is the optimizer's
 };
@@ -74,7 +74,7 @@ class SIRTAKI_API GradScaler {
 
   // Calls unscale_() if the program has not, then the optimizer's step(), unless a gradient of any
   // rank is infinite or NaN. Returns true if it stepped. Collective; once for an optimizer between
-  // two update(). With gradients on GPUs it waits until it is known there whether they are finite.
+  // two update(). Throws Mismatch if the ranks have different scales. With gradients on GPUs it waits until it is known there whether they are finite.
   bool step(torch::optim::Optimizer& optimizer);
 
   // Adapts the scale to what the steps since the last update() have met, or takes `new_scale` as

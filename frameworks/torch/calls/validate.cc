@@ -54,6 +54,8 @@ std::string ValidateShape(const core::Signature& signature, const OwnTensor& own
   return {};
 }
 
+}  // namespace
+
 std::string ValidateReduction(const core::Signature& signature) {
   if (!core::Reduces(signature.kind)) return {};
   if (signature.reduction == ReduceOp::kAdasum && signature.kind != OpKind::kAllReduce) {
@@ -68,6 +70,8 @@ std::string ValidateReduction(const core::Signature& signature) {
                              : dtype + " takes " + operations) +
          "; " + op + " takes " + TypesOf(signature.reduction);
 }
+
+namespace {
 
 std::string ValidateRoot(const core::Signature& signature, const core::RankRanges& members) {
   if (!core::HasRoot(signature.kind) || members.Contains(signature.root)) return {};

@@ -24,4 +24,7 @@ struct OwnTensor {
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own);
 
+// The part of ValidateRequest that tells whether the signature's reduction is defined for its type.
+std::string ValidateReduction(const core::Signature& signature);
+
 }  // namespace sirtaki::detail

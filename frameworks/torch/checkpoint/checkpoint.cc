@@ -1,12 +1,16 @@
 #include "sirtaki/checkpoint.h"
 
+#include <sys/stat.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -115,6 +119,18 @@ std::string ReadFile(const std::string& path, detail::LoadedParts& loaded) {
   return for_others;
 }
 
+// Another text where the files are others, as those of another host may be.
+std::string IdentityOf(const std::string& path, const std::vector<std::string>& shards) {
+  std::ostringstream text;
+  for (const std::string& name : shards) {
+    struct stat of {};
+    if (::stat(detail::Beside(path, name).c_str(), &of) != 0) continue;
+    text << of.st_ino << " " << of.st_size << " " << of.st_mtim.tv_sec << "." << of.st_mtim.tv_nsec
+         << ", ";
+  }
+  return text.str();
+}
+
 // Where every rank finds the files and has shards of its own, each checks some of the files and reads
 // what it needs; else rank 0 does all of it, and the ranks get the state from it. Collective.
 void ReadShards(const std::string& path, detail::LoadedParts& loaded, const StatePtr& state) {
@@ -132,10 +148,18 @@ void ReadShards(const std::string& path, detail::LoadedParts& loaded, const Stat
     const std::string error = ErrorOf(call);
     detail::AgreeOnErrors("load_checkpoint", error.empty() ? error : path + ": " + error, state);
   };
+  // Where hosts have copies of their own, each host checks what it has.
+  const core::Topology& topology = state->topology();
+  const bool are_copies = only_own && topology.local_size < topology.size &&
+                          !detail::ExchangeLists("load_checkpoint/files",
+                                                 {IdentityOf(path, loaded.shards())}, "", state)
+                               .empty();
+  const int self = are_copies ? topology.local_rank : topology.rank;
+  const int sharing = are_copies ? topology.local_size : topology.size;
   together([&] {
     int number = 0;
     for (const std::string& name : loaded.shards()) {
-      if (only_own ? number++ % ranks == rank : rank == 0) {
+      if (only_own ? number++ % sharing == self : rank == 0) {
         detail::OpenShardFile(path, name)->CheckSum();
       }
     }
@@ -154,8 +178,12 @@ void save_checkpoint(const std::string& path, const Checkpoint& checkpoint,
   const StatePtr state = Begin("save_checkpoint", parts, options);
   const auto generator_states = GatherGeneratorStates(parts);
   const int ranks = state->topology().size;
-  const detail::ShardFiles shards(path, NumberOfSave(parts), ranks);
-  auto save = std::make_unique<detail::CheckpointSave>(path, shards, state->topology().rank);
+  // The program may change its directory before all is written.
+  std::error_code unknown;
+  std::string place = std::filesystem::absolute(path, unknown).string();
+  if (unknown) place = path;
+  const detail::ShardFiles shards(place, NumberOfSave(parts), ranks);
+  auto save = std::make_unique<detail::CheckpointSave>(place, shards, state->topology().rank);
   const std::string write_error = ErrorOf([&] {
     if (!shards.names().empty()) {
       OutputArchive archive;

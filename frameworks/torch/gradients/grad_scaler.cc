@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/gradients/gradient_unscaling.h"
 #include "frameworks/torch/session/session_set.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -46,6 +48,14 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
           "keep the parameters in float32 and compute in float16 by autocast");
     }
   }
+}
+
+std::vector<at::Tensor> DefinedGradientsOf(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : detail::DistinctParametersOf(optimizer)) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  return gradients;
 }
 
 }  // namespace
@@ -97,10 +107,30 @@ struct GradScaler::State {
     agreed[set.id()] = joins;
   }
 
+  // The weak pointers keep their addresses from being others'.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Met {
     std::shared_ptr<detail::LateFlag> infinite;
+    std::vector<WeakTensor> divided;  // gradients
     bool stepped = false;
   };
+
+  // Throws where the optimizer has a gradient that was divided with another optimizer's.
+  void CheckDividedOnce(const torch::optim::Optimizer& optimizer) const {
+    std::unordered_set<const void*> divided;
+    for (const auto& [other, of_other] : met) {
+      for (const WeakTensor& gradient : of_other.divided) {
+        divided.insert(gradient._unsafe_get_target());
+      }
+    }
+    for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
+      if (divided.count(gradient.unsafeGetTensorImpl()) == 0) continue;
+      ThrowInvalidScale(
+          "the gradient of a parameter of two optimizers was divided by the scale already, with "
+          "those of the other optimizer: give the parameter to one of them, or make their steps "
+          "one after the other, with update() and zero_grad() between them");
+    }
+  }
 
   const GradScalerOptions options;
   const std::shared_ptr<detail::SessionState> given;  // null: the process's own session
@@ -154,7 +184,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
                                                .name("sirtaki/GradScaler's check of the gradients")
                                                .process_set(state_->SetFor(optimizer)),
                                            detail::Form::kInPlace);
+  call.reduction = core::ReduceOp::kMax;
   try {
+    state_->CheckDividedOnce(optimizer);
     call.tensor = detail::Unscale(optimizer, state_->scale);
   } catch (const std::exception& error) {
     call.invalid = "the gradients cannot be unscaled: " + detail::TextOf(error);
@@ -176,7 +208,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     infinite = infinite.cpu();  // stages may be on several kinds of devices
     agree("the stages of a pipeline", row);
   }
-  state_->met[&optimizer].infinite = std::make_shared<detail::LateFlag>(infinite);
+  State::Met& met = state_->met[&optimizer];
+  met.infinite = std::make_shared<detail::LateFlag>(infinite);
+  for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
+    met.divided.emplace_back(gradient.getIntrusivePtr());
+  }
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -192,6 +228,15 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   const bool finite = !met.infinite->Get();
   // What a collective that was broken off has left on a GPU says nothing.
   if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->given)->Check());
+  // Optimizers of several process sets may have skipped other steps than those of other ranks.
+  if (met.infinite->At(1) != -met.infinite->At(2)) {
+    detail::ThrowStatus(core::Status(
+        core::StatusCode::kMismatch,
+        "GradScaler: the ranks have different scales, from " +
+            std::to_string(-met.infinite->At(2)) + " to " + std::to_string(met.infinite->At(1)) +
+            ", and so have the gradients: broadcast() gives all the same; optimizers of different "
+            "process sets take a scaler each, or one with the process_set of all of them"));
+  }
   met.stepped = true;
   if (finite) {
     optimizer.step();
@@ -209,7 +254,6 @@ void GradScaler::update(std::optional<double> new_scale) {
                         "; it has to be positive");
     }
     state_->scale = *new_scale;
-    state_->agreed.clear();
     state_->met.clear();
     return;
   }
@@ -236,7 +280,6 @@ void GradScaler::broadcast(int root_rank) {
   detail::BroadcastInPlaceBlocking(state, root_rank, "sirtaki/GradScaler", set);
   state_->scale = state[0].item<double>();
   state_->good_steps = static_cast<std::int64_t>(state[1].item<double>());
-  state_->agreed.clear();
   state_->met.clear();
 }
 
@@ -256,7 +299,6 @@ void GradScaler::load(torch::serialize::InputArchive& archive) {
   }
   state_->scale = saved;
   state_->good_steps = good_steps.item<std::int64_t>();
-  state_->agreed.clear();
   state_->met.clear();
 }
 

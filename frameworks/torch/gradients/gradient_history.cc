@@ -4,9 +4,14 @@
 
 namespace sirtaki::detail {
 
-bool GradientHistory::Holds(const at::Tensor& gradient) const {
+bool GradientHistory::IsNoted(const at::Tensor& gradient, bool also_changed) const {
   return average_ && average_->gradient._unsafe_get_target() == gradient.unsafeGetTensorImpl() &&
-         VersionOf(gradient) == average_->version;
+         (also_changed || VersionOf(gradient) == average_->version);
+}
+
+bool GradientHistory::Holds(const at::Tensor& gradient) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return IsNoted(gradient, /*also_changed=*/false);
 }
 
 void GradientHistory::Note(const at::Tensor& gradient) {
@@ -15,10 +20,10 @@ void GradientHistory::Note(const at::Tensor& gradient) {
   average_.emplace(Average{WeakImpl(gradient.getIntrusivePtr()), VersionOf(gradient)});
 }
 
-bool GradientHistory::BeginPass(const at::Tensor& gradient, bool later) {
+bool GradientHistory::BeginPass(const at::Tensor& gradient, bool later, bool also_changed) {
   const std::lock_guard<std::mutex> lock(mutex_);
   fresh_ = !gradient.defined();
-  on_average_ = !fresh_ && (later || Holds(gradient));
+  on_average_ = !fresh_ && (later || IsNoted(gradient, also_changed));
   return on_average_;
 }
 
@@ -29,7 +34,7 @@ void GradientHistory::EndPass(const at::Tensor& gradient) {
 
 bool GradientHistory::EndPasses(const at::Tensor& gradient, bool touched, bool averaged) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool holds = Holds(gradient);
+  const bool holds = IsNoted(gradient, /*also_changed=*/false);
   on_average_ = touched ? on_average_ && holds : gradient.defined() && (averaged || holds);
   return on_average_;
 }

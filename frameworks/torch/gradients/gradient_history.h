@@ -14,8 +14,9 @@ namespace sirtaki::detail {
 class GradientHistory {
  public:
   // A backward() is about to write `gradient`. `later`: an average of this step was put there,
-  // whatever the program has made of it. True if it adds to an average.
-  bool BeginPass(const at::Tensor& gradient, bool later);
+  // whatever the program has made of it. `also_changed`: it counts as an average where the program
+  // has changed it since. True if the backward() adds to an average.
+  bool BeginPass(const at::Tensor& gradient, bool later, bool also_changed = false);
   // The backward() has written it, and other passes are to come.
   void EndPass(const at::Tensor& gradient);
   // No pass is to come. `touched`: one has come since the last average; else `averaged`: the gradient
@@ -31,6 +32,9 @@ class GradientHistory {
   // The last pass has made the gradient, and not added to one.
   bool fresh() const;
   bool on_average() const;
+  // The program has not changed `.grad` since it was noted last, as far as autograd knows: clipping by
+  // LibTorch's own functions leaves no trace.
+  bool Holds(const at::Tensor& gradient) const;
 
  private:
   // The weak pointer keeps its address from being another's.
@@ -39,9 +43,7 @@ class GradientHistory {
     WeakImpl gradient;
     std::int64_t version = 0;
   };
-  // The program has not changed `.grad` since it was noted last, as far as autograd knows: clipping by
-  // LibTorch's own functions leaves no trace.
-  bool Holds(const at::Tensor& gradient) const;
+  bool IsNoted(const at::Tensor& gradient, bool also_changed) const;
   void Note(const at::Tensor& gradient);
 
   mutable std::mutex mutex_;  // guards what follows

@@ -3,6 +3,7 @@
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <iterator>
 #include <unordered_set>
 #include <utility>
@@ -26,6 +27,33 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
     if (name.size() <= most) continue;
     return "a parameter's name is too long: " + core::Quoted(name) + "; at most " +
            std::to_string(most) + " bytes are allowed";
+  }
+  return {};
+}
+
+// What one of two parameters in the same memory gets back would overwrite the other's.
+std::string WhyOverlapping(const NamedParameters& named) {
+  struct Range {
+    std::uintptr_t from;
+    std::uintptr_t to;
+    std::size_t parameter;
+  };
+  std::vector<Range> ranges;
+  for (std::size_t i = 0; i < named.parameters.size(); ++i) {
+    const at::Tensor& parameter = named.parameters[i];
+    if (parameter.numel() == 0 || !parameter.is_non_overlapping_and_dense()) continue;
+    const auto from = reinterpret_cast<std::uintptr_t>(parameter.const_data_ptr());
+    ranges.push_back({from, from + parameter.nbytes(), i});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.from < b.from; });
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].from >= ranges[i - 1].to) continue;
+    const auto [first, second] = std::minmax(ranges[i - 1].parameter, ranges[i].parameter);
+    return "the parameters " + core::Quoted(named.names[first]) + " and " +
+           core::Quoted(named.names[second]) +
+           " are two tensors in the same memory, of which op Adasum and the option shard can keep "
+           "one only: give the optimizer one tensor for both, or op Average without shards";
   }
   return {};
 }
@@ -147,6 +175,7 @@ std::string GradientMembers::DescribePlaces(const NamedParameters& named,
 void GradientMembers::Take(const NamedParameters& named) {
   std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
   if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
+  if (error.empty() && (of_.sharded || rule_->of_steps())) error = WhyOverlapping(named);
   std::vector<GradientPtr> gradients;
   if (error.empty() && active()) gradients = GradientsOf(named, &error);
 

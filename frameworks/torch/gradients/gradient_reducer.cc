@@ -180,7 +180,7 @@ void GradientReducer::Impl::BeforeStep(const torch::optim::Optimizer& optimizer,
     // This averages what no backward() has averaged: on all ranks, or it is an error.
     if (rule_->at_backward && untold_ != Untold::kUnheard) members_.round() = kRoundInStep;
     const Scope counted([this] { SetRound(); });
-    SynchronizeUnlessDone();
+    SynchronizeUnlessDone(/*in_step=*/true);
   }
   // Parameters are checked when all ranks are known to be here: others may wait in backward() for
   // this one.
@@ -274,7 +274,7 @@ LossClosure GradientReducer::Impl::Wrap(LossClosure closure) {
   return [self = shared_from_this(), closure = std::move(closure)] {
     self->AfterStep();
     at::Tensor loss = closure();
-    self->SynchronizeUnlessDone();
+    self->SynchronizeUnlessDone(/*in_step=*/true);
     return self->AverageLoss(loss);
   };
 }
@@ -357,11 +357,7 @@ void GradientReducer::Impl::StartAnew() {
   AfterStep();
   passes_ = 0;
   held_ = false;
-  // A parameter may have been unfrozen, or have got another node.
-  for (const GradientPtr& member : members_.all()) {
-    member->gate().Reset();
-    member->Attach();
-  }
+  for (const GradientPtr& member : members_.all()) member->BeginStep();
 }
 
 at::Tensor GradientReducer::Impl::AverageLoss(const at::Tensor& loss) {

@@ -27,7 +27,8 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
     member->RefuseAfterThrow();
   } else {
     // A parameter may have been added since.
-    member->SubmitMissing(/*averaged=*/step_.averages > 0 && member->averages() > 0);
+    member->SubmitMissing(/*averaged=*/step_.averages > 0 && member->averages() > 0,
+                          /*in_step=*/under_way_->refuses_late);
   }
 }
 
@@ -78,13 +79,14 @@ void GradientReducer::Impl::Attempt(const Call& call) {
 }
 
 // If the group has failed, or memory is short, what was accepted is waited for all the same.
-void GradientReducer::Impl::BeginAverage(bool only_late) {
+void GradientReducer::Impl::BeginAverage(bool only_late, bool refuses_late) {
   step_.synchronized = false;
   if (!only_late) {
     step_.late.clear();
     members_.ForgetJoined();
   }
   UnderWay& now = under_way_.emplace();
+  now.refuses_late = refuses_late;
   now.mates = MatesOfShared();
   const auto take = [&](const GradientPtr& member, bool is_done) {
     if (!is_done && !now.outcome.error) Attempt([&] { SubmitUnlessReported(member); });
@@ -177,7 +179,7 @@ void GradientReducer::Impl::SetRound() {
   members_.round() = untold_ == Untold::kUnheard ? kRoundAfterThrow : number;
 }
 
-void GradientReducer::Impl::SynchronizeUnlessDone() {
+void GradientReducer::Impl::SynchronizeUnlessDone(bool in_step) {
   if (rule_->of_steps()) return;
   AwaitEnds();
   // The others may not have touched in no_sync() what this rank has.
@@ -186,7 +188,12 @@ void GradientReducer::Impl::SynchronizeUnlessDone() {
   CheckSession();
   EndFailed();
   members_.CheckStreams();
-  BeginAverage(/*only_late=*/is_averaged);
+  // Clipping sees no gradient that is kept as a shard.
+  const bool may_be_clipped = in_step && is_averaged && !rule_->keeps_shards;
+  const bool again = may_be_clipped && rule_->may_repeat();
+  BeginAverage(
+      /*only_late=*/is_averaged && !again,
+      /*refuses_late=*/is_averaged ? may_be_clipped && !again : in_step && rule_->at_backward);
   CollectEnd(/*wait=*/true);
   if (const Outcome outcome = EndAverage(); outcome.error) std::rethrow_exception(outcome.error);
 }

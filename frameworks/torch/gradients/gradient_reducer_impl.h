@@ -55,7 +55,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   void CutParameters(const torch::optim::Optimizer& optimizer);
   void BeginStep();
   void AfterStep();
-  void SynchronizeUnlessDone();
+  // `in_step`: the program may have changed gradients since backward(), as by clipping.
+  void SynchronizeUnlessDone(bool in_step);
   void BeforeZeroGrad(const torch::optim::Optimizer& optimizer);
   void BeforeForward(bool training);
   void BeginBackward();
@@ -109,13 +110,15 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
     std::vector<GradientPtr> mates;  // of shared gradients, in their buckets
     std::vector<GradientPtr> outstanding;
     GpuWaits waits;
+    bool refuses_late = false;
     bool refused_some = false;  // because a backward() has thrown
     Outcome outcome;
   };
   template <class Call>
   void Attempt(const Call& call);
-  // `only_late`: of those that the average of this step did not have.
-  void BeginAverage(bool only_late = false);
+  // `only_late`: of those that the average of this step did not have. `refuses_late`: gradients whose
+  // hooks came behind their backward() are errors.
+  void BeginAverage(bool only_late = false, bool refuses_late = false);
   Outcome EndAverage();
   // A backward() has thrown when all gradients had been submitted: the other ranks do not know.
   enum class Untold : std::uint8_t {
@@ -140,7 +143,8 @@ class GradientReducer::Impl : public AveragedAtEnd, public std::enable_shared_fr
   struct ThisStep {
     // All gradients are averaged, and no step has used them yet.
     bool synchronized = false;
-    // The gradients of parameters that came after that: the next average is of these alone.
+    // The gradients of parameters that came after that. synchronize() averages these alone, and step()
+    // all again: the program may have clipped each rank's with those.
     std::vector<GradientPtr> late;
     std::uint32_t averages = 0;
     std::vector<std::uint64_t> averages_before;  // of each member's gradient, when it began

@@ -116,7 +116,7 @@ void GradientReducer::Synchronize(const torch::optim::Optimizer& optimizer) {
   impl().CheckSession();
   if (!impl_->active()) return;
   impl_->Scan(optimizer);
-  impl_->SynchronizeUnlessDone();
+  impl_->SynchronizeUnlessDone(/*in_step=*/false);
 }
 
 void GradientReducer::BeforeZeroGrad(const torch::optim::Optimizer& optimizer) {

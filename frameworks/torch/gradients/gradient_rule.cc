@@ -63,6 +63,7 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module
   rule.at_backward = of_module || (options.average_at() == Average::Backward && !rule.of_steps());
   rule.sparse_as_dense = options.sparse_as_dense();
   rule.alone = ranks == 1 && rule.at_backward && !rule.sparse_as_dense;
+  rule.has_hook = options.hook() != nullptr;
   if (ranks > 1) rule.hook = options.hook();
   rule.keeps_shards = ranks > 1 && options.shard() == Shard::Gradients;
   rule.check_every = options.check_parameters_every();
@@ -71,7 +72,7 @@ GradientRule MakeRule(const DistributedOptimizerOptions& options, bool of_module
 
 bool CanShare(const GradientRule& a, const GradientRule& b) {
   const bool is_average = a.reduction == core::ReduceOp::kAverage;
-  return is_average && !a.hook && !b.hook && !a.of_module && !a.keeps_shards &&
+  return is_average && !a.has_hook && !b.has_hook && !a.of_module && !a.keeps_shards &&
          ToText(a) == ToText(b);
 }
 
@@ -90,7 +91,7 @@ std::string ToText(const GradientRule& rule) {
   if (rule.keeps_shards) text << ", kept in shards";
   if (rule.of_module) text << ", after backward";
   if (!rule.at_backward && !rule.of_steps()) text << ", in step()";
-  if (rule.hook) text << ", by a hook";
+  if (rule.has_hook) text << ", by a hook";
   return text.str();
 }
 

@@ -24,13 +24,14 @@ struct GradientRule {
   bool sparse_as_dense = false;
   bool keeps_shards = false;     // of the averages, by Shard::Gradients
   std::int64_t check_every = 0;  // steps the parameters are compared; 0: never
-  CommunicationHook hook;        // empty: the library reduces
+  bool has_hook = false;
+  CommunicationHook hook;  // empty: the library reduces, or one rank has nothing to reduce
 
   // The changes that steps have made are combined; gradients stay where they are.
   bool of_steps() const { return reduction == core::ReduceOp::kAdasum; }
   // An average with something added to it on each rank may be averaged again.
   bool may_repeat() const {
-    return reduction == core::ReduceOp::kAverage && compression == Compression::None && !hook;
+    return reduction == core::ReduceOp::kAverage && compression == Compression::None && !has_hook;
   }
 };
 

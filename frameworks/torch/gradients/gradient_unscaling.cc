@@ -99,7 +99,10 @@ at::Tensor UnscaleOn(c10::Device device, std::map<at::ScalarType, Tensors>& list
 at::Tensor Unscale(torch::optim::Optimizer& optimizer, double scale) {
   const at::NoGradGuard no_grad;
   const c10::Device place = PlaceOfFlag(optimizer);
-  at::Tensor all = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(place));
+  at::Tensor flag = at::empty({3}, at::TensorOptions().dtype(at::kFloat).device(place));
+  flag.select(0, 1).fill_(scale);
+  flag.select(0, 2).fill_(-scale);
+  at::Tensor all = flag.narrow(0, 0, 1).zero_();
   for (auto& [device, lists] : GradientsOf(optimizer)) {
     const at::Tensor infinite = UnscaleOn(device, lists, scale);
     if (device == place) {
@@ -110,12 +113,13 @@ at::Tensor Unscale(torch::optim::Optimizer& optimizer, double scale) {
       all.fill_(1);  // a copy from the CPU to a GPU would wait for that
     }
   }
-  return all.clamp_max_(1);
+  all.clamp_max_(1);
+  return flag;
 }
 
 LateFlag::LateFlag(const at::Tensor& flag) : on_host_(flag) {
   if (flag.is_cpu()) return;
-  on_host_ = at::empty({1}, at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
+  on_host_ = at::empty(flag.sizes(), at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
   on_host_.copy_(flag, /*non_blocking=*/true);
   // An event goes to its device and back, and would make a context wherever the thread is.
   const c10::Device device = flag.device();
@@ -131,9 +135,9 @@ LateFlag::LateFlag(const at::Tensor& flag) : on_host_(flag) {
   ready_->record(c10::impl::getDeviceGuardImpl(device.type())->getStream(device));
 }
 
-bool LateFlag::Get() {
+float LateFlag::At(std::size_t index) {
   if (ready_) ready_->synchronize();
-  return *on_host_.const_data_ptr<float>() != 0;
+  return on_host_.const_data_ptr<float>()[index];
 }
 
 }  // namespace sirtaki::detail

@@ -5,24 +5,28 @@
 #include <c10/core/Event.h>
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <memory>
 
 namespace sirtaki::detail {
 
-// Divides all gradients by the scale, in one pass over them. float32 [1]: 1 if one of them is
-// infinite or NaN, else 0; on the GPU of the first parameter that is on one, which all ranks have
+// Divides all gradients by the scale, in one pass over them. float32 [3]: 1 if one of them is
+// infinite or NaN, else 0; and the scale and its negative, whose greatest over the ranks tell whether
+// all have the same. It is on the GPU of the first parameter that is on one, which all ranks have
 // alike, or on the CPU if none is. Nobody waits for a GPU.
 at::Tensor Unscale(torch::optim::Optimizer& optimizer, double scale);
 
-// Whether a tensor [1] of float32 is not 0, which may be on a GPU that has not computed it yet.
-// Used by one thread.
+// The elements of a tensor of float32, of one dimension, which may be on a GPU that has not computed
+// them yet. Used by one thread.
 class LateFlag {
  public:
   // Reads the flag as the calling thread's stream finds it.
   explicit LateFlag(const at::Tensor& flag);
 
   // Waits for that place of the stream, and not for what came into it later.
-  bool Get();
+  float At(std::size_t index);
+  // Whether the first is not 0.
+  bool Get() { return At(0) != 0; }
   bool is_of_gpu() const { return ready_ != nullptr; }
 
  private:

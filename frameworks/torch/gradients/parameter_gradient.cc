@@ -14,6 +14,7 @@
 #include "core/threads/callers.h"
 #include "frameworks/torch/calls/gpu_tensors.h"
 #include "frameworks/torch/calls/sparse_call.h"
+#include "frameworks/torch/calls/validate.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_form.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
@@ -26,28 +27,36 @@ namespace sirtaki::detail {
 
 using torch::autograd::variable_list;
 
-// Hooks stay in the graph of whoever keeps it alive, longer than the optimizer or the attachment, and
-// then do nothing. They are never taken out: autograd may be running this very hook on another
-// thread, or on this one if it held the last reference to the gradient.
+// Hooks stay in the graph of whoever keeps it alive, longer than the optimizer, and then do nothing.
+// They are never taken out: autograd may be running this very hook on another thread, or on this one
+// if it held the last reference to the gradient.
 template <class Base>
 struct GradientHook : Base {
-  GradientHook(std::weak_ptr<ParameterGradient> to, std::uint64_t number)
-      : gradient(std::move(to)), attachment(number) {}
+  explicit GradientHook(std::weak_ptr<ParameterGradient> to) : gradient(std::move(to)) {}
+  void BeforeNode() const {
+    if (const auto alive = gradient.lock()) alive->HookNode();
+  }
   void BeforeAccumulate() const {
-    if (const auto active = Active()) active->OnAccumulate();
+    if (const auto alive = gradient.lock()) alive->OnAccumulate();
   }
   void AfterAccumulate(const at::Tensor& incoming) const {
-    if (const auto active = Active()) active->OnGradient(incoming);
-  }
-  std::shared_ptr<ParameterGradient> Active() const {
-    auto alive = gradient.lock();
-    return alive && alive->attachments_ == attachment ? alive : nullptr;
+    if (const auto alive = gradient.lock()) alive->OnGradient(incoming);
   }
   const std::weak_ptr<ParameterGradient> gradient;
-  const std::uint64_t attachment;
 };
 
 namespace {
+
+// The tensor keeps this one, and autograd calls it before any node that writes the gradient: one that
+// came with other data, or when the parameter was unfrozen, has no hooks yet. torch::autograd::grad
+// calls it as well, which writes none.
+struct NodeHook : GradientHook<torch::autograd::FunctionPreHook> {
+  using GradientHook::GradientHook;
+  variable_list operator()(const variable_list& gradients) override {
+    BeforeNode();
+    return gradients;
+  }
+};
 
 struct BeforeHook : GradientHook<torch::autograd::FunctionPreHook> {
   using GradientHook::GradientHook;
@@ -68,6 +77,13 @@ struct AfterHook : GradientHook<torch::autograd::FunctionPostHook> {
 constexpr const char* kCaptured =
     "it was made while its stream was captured in a CUDA graph; collectives cannot be replayed, so "
     "call backward() and step() outside of captures";
+
+constexpr const char* kHooksLate =
+    "was made by a backward() that the optimizer could not see, since the parameter was added "
+    "behind "
+    "zero_grad(): it was not averaged there, and the program may have clipped it since. Call "
+    "zero_grad() between add_param_group() and backward(), or synchronize() of the optimizer right "
+    "after backward()";
 
 // Whether others may read or write the memory of this `.grad`. Known not to is the engine, which
 // gives up `incoming` after its hooks, and what that alone is a view of.
@@ -95,17 +111,32 @@ ParameterGradient::ParameterGradient(Description description, SessionSet set)
 ParameterGradient::~ParameterGradient() { Clear(); }
 
 void ParameterGradient::Attach() {
+  if (!std::exchange(is_hooked_, true) && !what_.rule->of_steps()) {
+    torch::autograd::impl::add_hook(what_.parameter, std::make_unique<NodeHook>(weak_from_this()));
+  }
   if (!what_.parameter.requires_grad()) return;
   takes_part_ = true;
-  if (what_.rule->of_steps()) return;
-  auto accumulator = torch::autograd::impl::grad_accumulator(what_.parameter);
-  if (accumulator == accumulator_) return;
-  const std::uint64_t attachment = ++attachments_;
-  if (accumulator) {
-    accumulator->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this(), attachment));
-    accumulator->add_post_hook(std::make_unique<AfterHook>(weak_from_this(), attachment));
-  }
-  accumulator_ = std::move(accumulator);
+  if (what_.rule->of_steps() || !HookNode()) return;
+  const at::Tensor& gradient = what_.parameter.grad();
+  if (gradient.defined() && !history_.Holds(gradient)) hooks_late_ = true;
+}
+
+bool ParameterGradient::HookNode() {
+  auto node = torch::autograd::impl::grad_accumulator(what_.parameter);
+  const std::lock_guard<std::mutex> lock(node_mutex_);
+  if (node == node_ || !node) return false;
+  node->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this()));
+  node->add_post_hook(std::make_unique<AfterHook>(weak_from_this()));
+  node_ = std::move(node);
+  return true;
+}
+
+// A parameter may have been unfrozen, or have got another node.
+void ParameterGradient::BeginStep() {
+  gate_.Reset();
+  Attach();
+  history_.ForgetAverage();
+  hooks_late_ = false;
 }
 
 core::Status ParameterGradient::Refused(const std::string& text) const {
@@ -171,8 +202,9 @@ void ParameterGradient::OnAccumulate() {
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
   const at::Tensor& gradient = what_.parameter.grad();
-  const bool adds = history_.BeginPass(gradient, IsLaterAverage());
-  if (!what_.rule->at_backward || !adds || what_.rule->may_repeat()) return;
+  const bool once_only = what_.rule->at_backward && !what_.rule->may_repeat();
+  const bool adds = history_.BeginPass(gradient, IsLaterAverage(), /*also_changed=*/once_only);
+  if (!adds || !once_only) return;
   const bool is_zeroed =
       !gradient.is_sparse() && gradient.count_nonzero().item<std::int64_t>() == 0;
   if (is_zeroed) return history_.ForgetAverage();
@@ -213,9 +245,13 @@ core::Signature ParameterGradient::SignatureOf(const at::Tensor& shaped) const {
 
 core::SignaturePtr ParameterGradient::RequestOf(const core::SignaturePtr& signature) const {
   if (!what_.rule->hook) return signature;
-  // Nothing is moved: it tells who has the gradient, and that all ranks are ready.
+  // Nothing is moved: it tells who has the gradient, and that all ranks are ready. Some types have no
+  // reduction but the hook's.
+  const bool reduces = core::IsDefined(core::ReduceOp::kSum, signature->dtype);
   return std::make_shared<const core::Signature>(
-      core::Signature{.kind = signature->kind, .dtype = signature->dtype, .shape = {0}});
+      core::Signature{.kind = signature->kind,
+                      .dtype = reduces ? signature->dtype : core::DType::kU8,
+                      .shape = {0}});
 }
 
 core::Signature ParameterGradient::ParameterSignature() {
@@ -264,7 +300,8 @@ void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool 
   Start(will_wait);
 }
 
-void ParameterGradient::SubmitMissing(bool averaged) {
+void ParameterGradient::SubmitMissing(bool averaged, bool in_step) {
+  if (in_step && hooks_late_) return Refuse(kHooksLate, /*threw=*/false);
   const bool touched = gate_.touched();  // in no_sync()
   const bool once_only =
       history_.EndPasses(what_.parameter.grad(), touched, averaged) && !what_.rule->may_repeat();
@@ -324,6 +361,11 @@ std::string ParameterGradient::Check(const at::Tensor& shaped) {
   const UnderWay& now = *under_way_;
   std::string invalid = now.refused.empty() ? WhyNotMovable(shaped) : now.refused;
   if (invalid.empty() && now.captured) invalid = kCaptured;
+  const core::DType dtype = DTypeOf(shaped.scalar_type()).value_or(core::DType::kU8);
+  const bool reduces = core::IsDefined(what_.rule->reduction, dtype) || what_.rule->hook;
+  if (invalid.empty() && now.present && !reduces) {
+    invalid = ValidateReduction(SignatureOf(shaped));
+  }
   if (invalid.empty()) invalid = FindGpu(shaped);
   return invalid;
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -78,6 +79,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // Puts the hooks where they belong now: a parameter may be unfrozen later, or get a new node with
   // a new type. If it is steps that are combined there are no hooks, and nothing to submit.
   void Attach();
+  // zero_grad() was called: nothing that `.grad` holds counts.
+  void BeginStep();
   // It required a gradient at some time: from then on the ranks expect a word about it in each
   // step.
   bool takes_part() const { return takes_part_; }
@@ -120,8 +123,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   bool captured() const { return under_way_ && under_way_->captured; }
 
   // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
-  // handed in. `averaged`: that of this step was averaged before. Throws what the engine refuses.
-  void SubmitMissing(bool averaged);
+  // handed in. `averaged`: that of this step was averaged before. `in_step`: the program may have
+  // changed it since its backward(), and it is refused if the hooks came too late for that. Throws
+  // what the engine refuses.
+  void SubmitMissing(bool averaged, bool in_step);
   // Submits a refusal, by which the other ranks learn that the backward() has thrown.
   void RefuseAfterThrow();
   // Waits, and puts the average where the optimizer looks for it. Afterwards the gate is open
@@ -143,6 +148,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   template <class Base>
   friend struct GradientHook;
 
+  // Gives the parameter's node the hooks, if it has none yet. Returns whether it had none.
+  bool HookNode();
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
   // Hands it to its bucket, which is submitted with its last gradient; else submits it by itself.
@@ -215,10 +222,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   const Description what_;
   const SessionSet set_;
   fusion::GradientGate gate_;
-  std::shared_ptr<torch::autograd::Node> accumulator_;  // null while frozen
-  // How many nodes have had the hooks: those of the last one are at work.
-  std::atomic<std::uint64_t> attachments_{0};
+  std::mutex node_mutex_;                        // guards node_, which autograd's threads ask for
+  std::shared_ptr<torch::autograd::Node> node_;  // the last that has got the hooks
+  bool is_hooked_ = false;                       // the tensor itself
   bool takes_part_ = false;
+  // `.grad` was there before the node had them, and was not averaged since.
+  bool hooks_late_ = false;
   std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them
   // The sparse dimensions of the last gradient that was reduced, 0 of a dense one, are the same on
   // all ranks: those that have none reduce nothing in this form.

@@ -320,6 +320,7 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
 
 void ParameterGradient::Clear() {
   history_.ForgetPasses();
+  hooks_late_ = false;
   if (under_way_) ReleasePart();
   under_way_.reset();
 }

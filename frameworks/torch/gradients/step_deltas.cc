@@ -11,15 +11,13 @@
 namespace sirtaki::detail {
 
 void StepDeltas::Remember(const std::string& key, const at::Tensor& parameter) {
-  const at::NoGradGuard no_grad;
-  at::Tensor detached = parameter.detach();
-  entries_.push_back({key, detached, detached.clone()});
+  entries_.push_back({key, parameter, parameter.detach().clone()});
 }
 
 std::shared_ptr<Pending> StepDeltas::Submit(const Entry& entry) const {
   // The parameter's own memory holds the difference meanwhile: no third copy of the weights.
-  TensorCall call =
-      OwnCall(core::OpKind::kAllReduce, entry.parameter.sub_(entry.start), entry.key, set_);
+  TensorCall call = OwnCall(core::OpKind::kAllReduce, entry.parameter.detach().sub_(entry.start),
+                            entry.key, set_);
   call.reduction = core::ReduceOp::kAdasum;
   call.will_wait = false;
   call.in_place = true;
@@ -42,12 +40,12 @@ void StepDeltas::Combine() {
     TakeBack();
     throw;
   }
-  for (const Entry& entry : entries_) entry.parameter.add_(entry.start);
+  for (const Entry& entry : entries_) entry.parameter.detach().add_(entry.start);
 }
 
 void StepDeltas::TakeBack() {
   const at::NoGradGuard no_grad;
-  for (const Entry& entry : entries_) entry.parameter.copy_(entry.start);
+  for (const Entry& entry : entries_) entry.parameter.detach().copy_(entry.start);
 }
 
 }  // namespace sirtaki::detail

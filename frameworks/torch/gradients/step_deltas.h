@@ -33,7 +33,7 @@ class StepDeltas {
  private:
   struct Entry {
     std::string key;
-    at::Tensor parameter;  // outside autograd
+    at::Tensor parameter;  // a step may give it other memory
     at::Tensor start;
   };
   std::shared_ptr<Pending> Submit(const Entry& entry) const;

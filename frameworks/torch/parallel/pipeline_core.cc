@@ -19,6 +19,7 @@
 #include "frameworks/torch/parallel/pipeline_run.h"
 #include "frameworks/torch/parallel/pipeline_state.h"
 #include "frameworks/torch/parallel/pipeline_ties.h"
+#include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
@@ -109,6 +110,7 @@ class PipelineCore::Impl {
     try {
       if (optimizers.empty()) ThrowInvalid("clip_grad_norm_ is given no optimizer");
       for (torch::optim::Optimizer* optimizer : optimizers) CheckClip(*optimizer, norm_type);
+      CheckDistinct(optimizers);
       CheckMaxNorm(max_norm);
       CountsGradient counts;
       if (!ties_.empty()) {
@@ -163,6 +165,17 @@ class PipelineCore::Impl {
   StateCall CallOf(const std::string& function) const {
     return {function + " of the pipeline " + core::Quoted(options_.name()), plan_.row().set,
             options_.timeout()};
+  }
+  // A gradient of two optimizers would be counted and scaled twice.
+  static void CheckDistinct(const std::vector<torch::optim::Optimizer*>& optimizers) {
+    std::set<const void*> seen;
+    for (const torch::optim::Optimizer* const optimizer : optimizers) {
+      for (const at::Tensor& parameter : DistinctParametersOf(*optimizer)) {
+        if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+        ThrowInvalid("clip_grad_norm_ is given two optimizers of one parameter, " +
+                     TypeAndShape(parameter) + ": give it one of them");
+      }
+    }
   }
   void CheckClip(torch::optim::Optimizer& optimizer, double norm_type) const {
     if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {

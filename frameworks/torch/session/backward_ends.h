@@ -82,7 +82,7 @@ class BackwardEnds {
   std::shared_ptr<Backward> FindOrBegin(int task);
   void Enclose(const Owner& owner, int task);
 
-  mutable std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards what follows
   std::unordered_map<int, std::weak_ptr<Backward>> running_;
 };
 

@@ -89,6 +89,22 @@ TEST(SaveBehindTest, WhatIsTooLateIsGivenUpOnAllRanks) {
   }
 }
 
+TEST(SaveBehindTest, AProgramMayChangeItsDirectoryMeanwhile) {
+  const ScratchFolder folder;
+  HeldDisk disk("run.pt.tmp");
+  RunTorchRanks(1, [&](int) {
+    ShardedRun run(/*sharded=*/false);
+    run.TrainUntil(1);
+    const std::filesystem::path before = std::filesystem::current_path();
+    std::filesystem::current_path(std::filesystem::path(folder.File("run.pt")).parent_path());
+    save_checkpoint("run.pt", run.checkpoint(), CheckpointOptions().write_behind(true));
+    std::filesystem::current_path(before);
+    disk.Release();
+    finish_checkpoint();
+    ExpectStepsIn(folder.File("run.pt"), 1);
+  });
+}
+
 // Nobody else waits there, who could be told by the job.
 TEST(SaveBehindTest, WithoutATimeoutTheStallLimitEndsTheWait) {
   const ScratchFolder folder;

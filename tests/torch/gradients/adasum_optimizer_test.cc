@@ -279,10 +279,44 @@ TEST(AdasumOptimizerTest, StaysInItsProcessSet) {
   });
 }
 
+// A step of this optimizer gives the parameter other memory.
+class Replacing : public SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (torch::Tensor& parameter : group.params()) {
+        parameter.set_data(parameter.detach() - parameter.grad());
+      }
+    }
+    return {};
+  }
+};
+
+TEST(AdasumOptimizerTest, AStepMayReplaceTheMemory) {
+  RunTorchRanks(2, [](int rank) {
+    auto weight = Zeros(2);
+    DistributedOptimizer<Replacing> optimizer(Replacing({weight}, SGDOptions(1.0)),
+                                              NamedTensors{{"w", weight}}, Adasum());
+    weight.index({rank}).backward();
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(weight.detach(), torch::tensor({-1.0F, -1.0F}))) << weight;
+  });
+}
+
 // ---- what is refused ----
 
 TEST(AdasumOptimizerTest, WhatItCannotDoIsRefused) {
   RunTorchRanks(2, [](int) {
+    const torch::Tensor memory = torch::zeros({6});
+    const auto part = [&memory](int from) { return memory.narrow(0, from, 3).requires_grad_(); };
+    Wrap({{"w", part(0)}, {"v", part(3)}});
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          Wrap({{"w", part(0)}, {"v", part(2)}});
+                        }),
+                HasSubstr("in the same memory"));
     const auto refusal = [&](const Options& options) {
       return ErrorOf(ErrorCode::InvalidArgument, [&] { Wrap({{"w", Zeros(2)}}, options); });
     };

@@ -222,6 +222,9 @@ TEST(DataParallelTest, WhatCannotBeAveragedAgainIsRefused) {
       const float once = options.op() == ReduceOp::Sum ? 2 : 1;
       for (const bool keeps_memory : {false, true}) {
         model.forward(true).backward();
+        if (keeps_memory) {
+          for (const auto& parameter : {net->a, net->b}) parameter.grad().mul_(0.5);
+        }
         EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { model.forward(true).backward(); }),
                     AllOf(HasSubstr("holds an average"), HasSubstr("no_sync()")));
         model.zero_grad(!keeps_memory);

@@ -10,6 +10,7 @@
 
 #include "sirtaki/barrier.h"
 #include "sirtaki/optimizer.h"
+#include "sirtaki/process_set.h"
 #include "tests/torch/torch_ranks.h"
 #include "tests/torch/training.h"
 
@@ -125,7 +126,57 @@ TEST(GradScalerTest, SettingsThatDifferAreNamedOnEveryRank) {
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update(4 + rank);
     EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { scaler.step(optimizer); }),
-                HasSubstr("scale 5, "));
+                HasSubstr("from 4.000000 to 5.000000"));
+    scaler.broadcast(1);
+    EXPECT_TRUE(scaler.step(optimizer));
+  });
+}
+
+// A step of the set skips its ranks alone, and the scale is that of all of their optimizers.
+TEST(GradScalerTest, ScalesThatHaveDriftedApartAreFound) {
+  RunTorchRanks(2, [](int rank) {
+    const ProcessSet of_one = add_process_set({1});
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    auto local = torch::zeros({1}, torch::requires_grad());
+    DistributedOptimizer<SGD> optimizer(SGD({weight}, SGDOptions(1.0)),
+                                        NamedTensors{{"w", weight}});
+    GradScaler scaler(Small());
+    const auto step = [&](double slope) {
+      optimizer.zero_grad();
+      scaler.scale(weight.sum()).backward();
+      const bool made = scaler.step(optimizer);
+      if (rank == 1) {
+        DistributedOptimizer<SGD> other(SGD({local}, SGDOptions(1.0)), NamedTensors{{"l", local}},
+                                        DistributedOptimizerOptions().process_set(of_one));
+        scaler.scale(local.sum() * slope).backward();
+        scaler.step(other);
+      }
+      scaler.update();
+      return made;
+    };
+    EXPECT_TRUE(step(kInfinity));
+    EXPECT_EQ(scaler.get_scale(), rank == 1 ? 4 : 8);
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { step(1); }), HasSubstr("different scales"));
+    EXPECT_EQ(weight.item<float>(), -1);
+  });
+}
+
+TEST(GradScalerTest, AGradientOfTwoOptimizersIsDividedOnce) {
+  RunTorchRanks(2, [](int) {
+    auto weight = torch::zeros({1}, torch::requires_grad());
+    const NamedTensors names{{"w", weight}};
+    DistributedOptimizer<SGD> first(SGD({weight}, SGDOptions(1.0)), names);
+    DistributedOptimizer<SGD> second(SGD({weight}, SGDOptions(1.0)), names);
+    GradScaler scaler(Small());
+    scaler.scale(weight.sum()).backward();
+    EXPECT_TRUE(scaler.step(first));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { scaler.step(second); }),
+                HasSubstr("divided by the scale already"));
+    scaler.update();
+    second.zero_grad();
+    scaler.scale(weight.sum()).backward();
+    EXPECT_TRUE(scaler.step(second));
+    EXPECT_EQ(weight.item<float>(), -2);
   });
 }
 

@@ -27,6 +27,11 @@ TEST(GradientHistoryTest, APassAddsToAnAverageUntilTheProgramHasChangedIt) {
   history.EndPass(gradient);
   gradient.zero_();
   EXPECT_FALSE(history.BeginPass(gradient, false));
+  history.NoteAverage(gradient);
+  gradient.mul_(2);
+  EXPECT_TRUE(history.BeginPass(gradient, false, /*also_changed=*/true));
+  history.ForgetAverage();
+  EXPECT_FALSE(history.BeginPass(gradient, false, /*also_changed=*/true));
   EXPECT_TRUE(history.BeginPass(gradient, /*later=*/true)) << "as the step says";
   EXPECT_FALSE(history.BeginPass(torch::ones({2}), false)) << "another tensor";
   EXPECT_FALSE(history.BeginPass(torch::Tensor(), /*later=*/true));

@@ -274,6 +274,7 @@ void MakeNewBucketsBetweenTheSameSteps(Average average) {
     steps(2, 1, false);
     optimizer.add_param_group(
         torch::optim::OptimizerParamGroup(Tensors{added}, std::make_unique<SGDOptions>(1.0)));
+    optimizer.zero_grad();
     optimizer.step();
     steps(3, 0.5f, true);
     steps(2, 1, false);

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -767,6 +768,11 @@ TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
       optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
       Slope(torch::cat({first, added}), rank + 1).backward();
       if (by_synchronize) optimizer.synchronize();
+      if (expected == 0) {
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                    HasSubstr("was added behind zero_grad()"));
+        return;
+      }
       optimizer.step();
       EXPECT_EQ(First(first), expected);
       EXPECT_EQ(First(added), expected);
@@ -776,9 +782,10 @@ TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
     for (const bool by_synchronize : {false, true}) {
       const Options options = Options().average_at(average);
       train(options, by_synchronize, -1.5);
-      // What is averaged once in a step only.
-      train(Options(options).compression(Compression::BF16), by_synchronize, -1.5);
-      train(Options(options).op(ReduceOp::Sum), by_synchronize, -3);
+      // What is averaged once in a step only: the others may have been clipped since.
+      const bool refused = average == Average::Backward && !by_synchronize;
+      train(Options(options).compression(Compression::BF16), by_synchronize, refused ? 0 : -1.5);
+      train(Options(options).op(ReduceOp::Sum), by_synchronize, refused ? 0 : -3);
     }
   }
 }
@@ -814,10 +821,115 @@ TEST(LaterTest, AParameterAddedBehindZeroGradLeavesTheOtherAveragesAsTheyAre) {
   for (const Average average : {Average::Backward, Average::Step}) {
     const Options options = Options().average_at(average).gradient_predivide_factor(3);
     const torch::Tensor expected = train(options, /*behind=*/false, /*by_synchronize=*/false);
-    for (const bool by_synchronize : {false, true}) {
-      EXPECT_TRUE(torch::equal(train(options, /*behind=*/true, by_synchronize), expected));
+    EXPECT_TRUE(torch::equal(train(options, /*behind=*/true, /*by_synchronize=*/true), expected));
+    const torch::Tensor by_step = train(options, /*behind=*/true, /*by_synchronize=*/false);
+    if (average == Average::Step) {
+      EXPECT_TRUE(torch::equal(by_step, expected));
+    } else {
+      EXPECT_TRUE(torch::allclose(by_step, expected)) << "the others were averaged again";
     }
   }
+}
+
+// Each rank's norm is another, which a gradient of its own is part of.
+TEST(LaterTest, RanksStayAlikeWhereAProgramClipsAnAddedParametersGradient) {
+  std::vector<torch::Tensor> trained(2);
+  RunTorchRanks(2, [&trained](int rank) {
+    auto first = OptionZeros(2);
+    auto added = OptionZeros(2);
+    auto optimizer = WrapWith({{"first", first}});
+    optimizer.zero_grad();
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+    Slope(torch::cat({first, added}), rank + 1).backward();
+    torch::nn::utils::clip_grad_norm_(std::vector<torch::Tensor>{first, added}, 1.0);
+    optimizer.step();
+    trained[static_cast<std::size_t>(rank)] = torch::cat({first, added}).detach();
+  });
+  EXPECT_TRUE(torch::equal(trained[0], trained[1])) << trained[0] << trained[1];
+}
+
+// Nothing else has told the optimizer of the backward().
+TEST(LaterTest, AParameterUnfrozenOrConvertedBehindZeroGradIsAveragedWhereOthersAre) {
+  for (const bool converts : {false, true}) {
+    RunTorchRanks(2, [converts](int rank) {
+      auto weight = OptionZeros(2);
+      weight.set_requires_grad(converts);
+      auto optimizer = WrapWith({{"weight", weight}});
+      for (const auto type : {torch::kDouble, torch::kFloat}) {
+        optimizer.zero_grad();
+        if (converts) weight.set_data(torch::zeros({2}, type));
+        weight.set_requires_grad(true);
+        Slope(weight, rank + 1).backward();
+        EXPECT_EQ(First(weight.grad().to(torch::kFloat)), 1.5F);
+        torch::nn::utils::clip_grad_norm_(std::vector<torch::Tensor>{weight}, 1.0);
+        const float before = First(weight.to(torch::kFloat));
+        optimizer.step();
+        EXPECT_NEAR(First(weight.to(torch::kFloat)) - before, -std::sqrt(0.5), 1e-5);
+      }
+    });
+  }
+}
+
+TEST(LaterTest, AGradientThatNoBackwardHasAveragedIsNotTakenFromAStep) {
+  for (const bool by_synchronize : {false, true}) {
+    RunTorchRanks(2, [by_synchronize](int rank) {
+      auto first = OptionZeros(2);
+      auto added = OptionZeros(2);
+      auto optimizer = WrapWith({{"first", first}});
+      optimizer.zero_grad();
+      optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+      Slope(added, rank + 1).backward();
+      if (by_synchronize) optimizer.synchronize();
+      torch::nn::utils::clip_grad_norm_(std::vector<torch::Tensor>{added}, 1.0);
+      if (!by_synchronize) {
+        EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                    AllOf(HasSubstr("added"), HasSubstr("synchronize() of the optimizer")));
+        EXPECT_EQ(First(added), 0);
+        optimizer.zero_grad();
+        Slope(added, rank + 1).backward();
+        torch::nn::utils::clip_grad_norm_(std::vector<torch::Tensor>{added}, 1.0);
+      }
+      optimizer.step();
+      EXPECT_NEAR(First(added), -std::sqrt(0.5), 1e-5);
+    });
+  }
+}
+
+TEST(LaterTest, AParameterThatIsUnfrozenAfterTheAverageIsAveraged) {
+  RunTorchRanks(2, [](int rank) {
+    auto first = OptionZeros(2);
+    auto frozen = OptionZeros(2);
+    frozen.set_requires_grad(false);
+    auto optimizer = WrapWith({{"first", first}, {"frozen", frozen}});
+    optimizer.zero_grad();
+    Slope(first, rank + 1).backward();
+    frozen.set_requires_grad(true);
+    Slope(frozen, rank + 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(first), -1.5F);
+    EXPECT_EQ(First(frozen), -1.5F);
+  });
+}
+
+// Also one that the program has changed in place, and kept into the next step.
+TEST(LaterTest, ASumIsNotAddedTo) {
+  RunTorchRanks(2, [](int rank) {
+    auto weight = OptionZeros(2);
+    auto optimizer = WrapWith({{"weight", weight}}, Options().op(ReduceOp::Sum));
+    optimizer.zero_grad();
+    Slope(weight, rank + 1).backward();
+    weight.mutable_grad().mul_(0.5);
+    optimizer.step();
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { Slope(weight, rank + 1).backward(); }),
+                HasSubstr("holds an average"));
+    optimizer.zero_grad();
+    Slope(weight, rank + 1).backward();
+    optimizer.step();
+    weight.mutable_grad().zero_();
+    Slope(weight, rank + 1).backward();
+    optimizer.step();
+    EXPECT_EQ(First(weight), -1.5F - 3 - 3);
+  });
 }
 
 TEST(LaterTest, AnAddedParameterMayBeReplaced) {

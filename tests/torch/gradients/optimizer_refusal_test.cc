@@ -44,6 +44,18 @@ TEST(OptimizerRefusalTest, AGradientThatOneRankHasNoMemoryFor) {
   });
 }
 
+TEST(OptimizerRefusalTest, ATypeThatHasNoReduction) {
+  RunTorchRanks(2, [](int rank) {
+    const auto options = torch::TensorOptions(torch::kFloat8_e4m3fn);
+    auto parameter = torch::empty({4}, options).requires_grad_();
+    auto optimizer = OptimizerOf(parameter, "w");
+    optimizer.step();  // nobody has a gradient
+    if (rank == 0) parameter.mutable_grad() = torch::empty({4}, options);
+    const auto text = ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); });
+    EXPECT_THAT(text, AllOf(HasSubstr("gradient/w"), HasSubstr("has no reduction at all")));
+  });
+}
+
 TEST(OptimizerRefusalTest, ANameThatIsTooLong) {
   RunTorchRanks(2, [](int) {
     auto parameter = torch::ones({2}).requires_grad_();

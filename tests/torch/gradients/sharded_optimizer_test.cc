@@ -474,6 +474,14 @@ TEST(ShardedOptimizerTest, RefusesSparseGradientsAndParametersThatAreNotDense) {
     auto other = DistributedOptimizer(SGD({holes}, SGDOptions(1)), Sharded());
     Backward(holes, rank, 0);
     EXPECT_THROW(other.step(), std::invalid_argument);
+
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [] {
+                          const torch::Tensor one = Weight({40});
+                          const torch::Tensor same = one.detach().view({4, 10}).requires_grad_();
+                          DistributedOptimizer(SGD({one, same}, SGDOptions(1)), Sharded());
+                        }),
+                HasSubstr("in the same memory"));
   });
 }
 

@@ -69,7 +69,7 @@ CommunicationHook Noting(std::vector<GradientBucket>& seen, const ProcessSet& se
   };
 }
 
-// Only the gradient of a parameter that came behind zero_grad() is averaged in step().
+// Only the gradient of a parameter that came behind zero_grad() is averaged in synchronize().
 TEST(TrainingHooksTest, AHookGetsEachGradientOnceAStep) {
   for (const int until_late : {0, 3}) {
     RunTorchRanks(2, [until_late](int rank) {
@@ -85,6 +85,7 @@ TEST(TrainingHooksTest, AHookGetsEachGradientOnceAStep) {
           optimizer.add_param_group(torch::optim::OptimizerParamGroup({late}));
         }
         (torch::cat({a, b, late}).sum() * (rank + 1)).backward();
+        optimizer.synchronize();
         optimizer.step();
         if (step < until_late) late.mutable_grad().reset();
         std::vector<std::string> names;

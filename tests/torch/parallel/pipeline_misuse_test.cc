@@ -317,6 +317,11 @@ TEST(PipelineMisuseTest, SeveralOptimizersAreClippedTogether) {
         ErrorOf(ErrorCode::InvalidArgument,
                 [&] { pipeline.clip_grad_norm_(std::vector<torch::optim::Optimizer*>(), 1); }),
         HasSubstr("no optimizer"));
+    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
+                        [&] {
+                          pipeline.clip_grad_norm_({&first, &all}, 1);
+                        }),
+                HasSubstr("two optimizers of one parameter"));
   });
 }
 

@@ -105,8 +105,11 @@ class WholeGroups:
         self.options = groups.options
         place = {name: number for number, name in enumerate(layers)}
         order = sorted((name for _, names in told for name in names), key=lambda name: place[name.split(".")[0]])
-        # The name by which the model has a tied parameter: that of its first layer.
-        self.first = {other: min(tie, key=lambda name: place[name.split(".")[0]]) for tie in ties for other in tie}
+        # The name by which the model has a tied parameter: that of its first layer, and within a layer the one that its rank
+        # has told.
+        known = set(order)
+        self.first = {other: min(known.intersection(tie) or tie, key=lambda name: place[name.split(".")[0]])
+                      for tie in ties for other in tie}
         self.numbers: Dict[str, int] = {}
         self.members: List[List[int]] = []
         for number in range(len(groups.options)):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 from torch.amp.grad_scaler import OptState
 
+from sirtaki.common.exceptions import MismatchError
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import parameters_of
 from sirtaki.torch.optimizer import _DistributedOptimizer
@@ -16,9 +17,10 @@ from sirtaki.torch.reductions import Max, allreduce_
 
 
 def _has_own_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this rank has other gradients than the others: before op Adasum, or its shards of them."""
-    if not isinstance(optimizer, _DistributedOptimizer):
-        return False
+    """Whether this rank has other gradients than the others: before op Adasum, its shards of them, its own of another kind of
+    optimizer, or those of other layers."""
+    if not isinstance(optimizer, _DistributedOptimizer) or _sets_of_parts(optimizer) or _rows(optimizer):
+        return True
     reducer = optimizer._sirtaki_reducer
     return reducer.has_local_gradients() or reducer.gradient_shards() is not None
 
@@ -58,21 +60,58 @@ def _shards_in_groups(optimizer: Any) -> Iterator[None]:
         optimizer.param_groups = groups
 
 
+def _compare(found_inf: torch.Tensor, scale: torch.Tensor, sets: List[ProcessSet]) -> torch.Tensor:
+    """Returns the greatest ``found_inf`` of the ranks of each set; all of them raise MismatchError if their scales differ."""
+    flag = torch.stack([one.detach().float().cpu().reshape(()) for one in (found_inf, scale, -scale)])
+    for process_set in sets:
+        allreduce_(flag, op=Max, process_set=process_set)
+    _, most, least = flag.tolist()
+    if most != -least:
+        raise MismatchError(
+            f"GradScaler: the ranks have different scales, from {-least} to {most}, and so have the gradients: "
+            "load_state_dict(broadcast_object(scaler.state_dict(), root_rank=0)) gives all the same; optimizers of different "
+            "process sets take a scaler each, or one with the process_set of all of them")
+    return flag[0]
+
+
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler, which here also waits for the averaged gradients of a DistributedOptimizer, so that a program
-    only calls ``unscale_`` and ``step``; both are collective then. torch's own GradScaler works with Horovod's recipe:
-    synchronize(), unscale_(), and step() within skip_synchronize(). The stages of a Pipeline make a step together, or none
-    does; with torch's own GradScaler their scales would drift apart."""
+    only calls ``unscale_`` and ``step``; both are collective then, and raise MismatchError if the ranks have different scales.
+    ``process_set``: the ranks that skip steps together; default: those of the DistributedOptimizer, and nobody with another
+    optimizer. torch's own GradScaler works with Horovod's recipe: synchronize(), unscale_(), and step() within
+    skip_synchronize(). The stages of a Pipeline make a step together, or none does; with torch's own GradScaler their scales
+    would drift apart."""
+
+    def __init__(self, *args: Any, process_set: Optional[ProcessSet] = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._process_set = process_set
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._per_optimizer_states.clear()  # what was unscaled was by another scale
+
+    def _sets_of(self, optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
+        if not self._enabled:
+            return []
+        sets = []
+        if self._process_set is not None:
+            sets.append(self._process_set)
+        elif isinstance(optimizer, _DistributedOptimizer):
+            sets.append(optimizer._sirtaki_settings.process_set)
+        return sets + _sets_of_parts(optimizer) + _rows(optimizer)
+
+    def _make_scale(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        if self._scale is None:  # this rank has no loss: a stage that is not the last, a batch left out
+            device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
+            self._lazy_init_scale_growth_tracker(device)
+        return self._scale
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        # Ranks whose gradients are others make a step together, or none of them does.
-        sets = [optimizer._sirtaki_settings.process_set] if _has_own_gradients(optimizer) else []
-        sets = sets + _sets_of_parts(optimizer) + _rows(optimizer) if self._enabled else []
-        if self._scale is None and sets:  # this rank has no loss: a stage that is not the last, a batch left out
-            device = next((parameter.device for parameter in parameters_of(optimizer)), torch.device("cpu"))
-            self._lazy_init_scale_growth_tracker(device)
+        sets = self._sets_of(optimizer)
+        if sets:
+            self._make_scale(optimizer)
         with _shards_in_groups(optimizer):
             super().unscale_(optimizer)
         if not sets:
@@ -81,18 +120,20 @@ class GradScaler(torch.amp.GradScaler):
         if not found_inf:  # this rank has no gradients
             found_inf[torch.device("cpu")] = torch.zeros((), device="cpu")
         # They may be on other devices, and on other numbers of them.
-        flag = torch.stack([found.cpu() for found in found_inf.values()]).amax()
-        for process_set in sets:
-            allreduce_(flag, op=Max, process_set=process_set)
-        for found in found_inf.values():
-            found.copy_(flag)
+        found = torch.stack([one.cpu() for one in found_inf.values()]).amax()
+        flag = _compare(found, self._scale, sets)
+        for one in found_inf.values():
+            one.copy_(flag)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if isinstance(optimizer, _DistributedOptimizer):
             optimizer._sirtaki_synchronize()
-        if self._enabled and (_has_own_gradients(optimizer) or _sets_of_parts(optimizer) or _rows(optimizer)):
-            # A fused optimizer would look for what is not finite itself, among the gradients of this rank.
-            if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+        sets = self._sets_of(optimizer)
+        if sets and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+            # A fused optimizer looks itself for what is not finite, among the gradients of this rank.
+            if getattr(optimizer, "_step_supports_amp_scaling", False) and not _has_own_gradients(optimizer):
+                _compare(torch.zeros(()), self._make_scale(optimizer), sets)
+            else:
                 self.unscale_(optimizer)
         if not isinstance(optimizer, _DistributedOptimizer):
             return super().step(optimizer, *args, **kwargs)

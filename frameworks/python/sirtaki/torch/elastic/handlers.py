@@ -286,6 +286,23 @@ class LRSchedulerStateHandler(_StateDictHandler):
     pass
 
 
+class GradScalerStateHandler(_StateDictHandler):
+    def describe(self) -> Any:
+        return f"a GradScaler, {'enabled' if self.value.is_enabled() else 'disabled'}"
+
+    def restore(self) -> None:
+        self._forget_unscaled()
+        super().restore()
+
+    def restore_step(self) -> None:
+        self._forget_unscaled()
+        super().restore_step()
+
+    def _forget_unscaled(self) -> None:
+        """What a step that is not made has unscaled says nothing of the next one."""
+        self.value._per_optimizer_states.clear()
+
+
 class SamplerStateHandler(_StateDictHandler):
     def describe(self) -> Any:
         return f"{len(self.value.dataset)} samples"  # ranks with other numbers make other steps
@@ -298,6 +315,7 @@ _handler_registry: List[Tuple[Type, Type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, LRSchedulerStateHandler),
+    (torch.amp.GradScaler, GradScalerStateHandler),
     (ElasticSampler, SamplerStateHandler),
 ]
 
