@@ -423,7 +423,9 @@ void Environment::NoteFault() {
 bool Environment::HasFault() { return State().fault.load(); }
 
 void Environment::NoteOrderlyEnd() const {
-  if (of_all_) State().all_are_there.store(true);
+  if (!of_all_) return;
+  State().fault.store(false);
+  State().all_are_there.store(true);
 }
 
 Status Environment::BeforeFinalize(std::function<void()> shutdown) {

@@ -76,7 +76,8 @@ class Environment {
   // A group has failed: communicators are not freed but left behind, for the rest of the process,
   // and MPI will not be finalized unless NoteOrderlyEnd follows. Thread-safe.
   static void NoteFault();
-  // All ranks have left, and everything that they had started has ended. Thread-safe.
+  // All ranks have left, and everything that they had started has ended: a fault of an earlier session
+  // counts no more. Thread-safe.
   void NoteOrderlyEnd() const;
   static bool HasFault();
 

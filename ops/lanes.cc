@@ -279,6 +279,13 @@ std::vector<core::RunningOperation> Lanes::Running() const {
   return operations;
 }
 
+void Lanes::EndMessages(const Status& why) {
+  host_->EndMessages(why);
+  for (nccl::DeviceP2p* p2p : DeviceP2ps()) {
+    if (!p2p->Running().empty()) p2p->Abandon(why);
+  }
+}
+
 void Lanes::Abandon(const Status& why) {
   host_->Abandon(why);
   for (nccl::DeviceLane* lane : DeviceLanes()) lane->Abandon(why);

@@ -59,6 +59,9 @@ class Lanes : public core::Executor {
   bool Idle() const override SIRTAKI_EXCLUDES(mutex_);
   std::vector<core::RunningOperation> Running() const override SIRTAKI_EXCLUDES(mutex_);
   void Abandon(const core::Status& why) override SIRTAKI_EXCLUDES(mutex_);
+  // Messages that nobody took do not keep a session from ending: those who wait for them are told. All
+  // else is over, and its lanes end as those of the other ranks do.
+  void EndMessages(const core::Status& why) SIRTAKI_EXCLUDES(mutex_);
 
  private:
   class Nccl;  // opened when a lane first needs it

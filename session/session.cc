@@ -215,7 +215,7 @@ Status Session::Shutdown(const std::string& why) {
 void Session::EndFromInside(const std::string& why) {
   const Call call(*this);
   if (!call.has_impl()) return;
-  Abort(why + ", within a call of this thread");
+  if (fault().ok()) Abort(why + ", within a call of this thread");
   if (impl_->medium) impl_->medium->NoteFault();
   if (state_ == State::kAlive) EndObservation();
 }
@@ -244,9 +244,11 @@ void Session::LeaveAndEnd(const std::string& why) {
     Status end = impl_->engine->Leave(why);
     impl_->engine->StopThread();
     if (end.ok()) end = impl_->engine->fault();
-    // Messages that nobody took do not keep the job from ending; those who wait for them are told.
-    if (!impl_->lanes->Running().empty()) {
-      impl_->lanes->Abandon({StatusCode::kShutDown, "the session has ended: " + why});
+    const Status ended(StatusCode::kShutDown, "the session has ended: " + why);
+    if (end.ok()) {
+      impl_->lanes->EndMessages(ended);
+    } else {
+      impl_->lanes->Abandon(ended);
     }
     core::MutexLock lock(end_mutex_);
     end_ = std::move(end);

@@ -150,7 +150,7 @@ Status Session::MakeAside(SetNumber set, const RankRanges& members, int* fortran
       core::StartQuietThread([making, &engine, &medium = *impl_->medium, set, members] {
         int handle = 0;
         Status status;
-        engine.WhilePaused([&] { status = medium.MakeCommunicator(set, members, &handle); });
+        engine.WhileNobodyDrives([&] { status = medium.MakeCommunicator(set, members, &handle); });
         core::MutexLock lock(making->mutex);
         making->is_over = true;
         making->handle = handle;

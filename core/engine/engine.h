@@ -93,7 +93,7 @@ class Engine : private Rounds {
 
   // Runs `call` while nobody drives the engine, so that no other call to the medium is made by it.
   // One that does not return is found as any call is in which the engine is stuck.
-  void WhilePaused(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_) {
+  void WhileNobodyDrives(const std::function<void()>& call) SIRTAKI_EXCLUDES(token_) {
     driver_.WhileNobodyDrives(call);
   }
 

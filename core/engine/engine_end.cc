@@ -1,5 +1,6 @@
 // An engine does what other threads ask of it, and ends, well or badly.
 #include <cstddef>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,8 +40,8 @@ void Engine::NoticeFault() {
   trace_.Failed(why, Now());
   running_at_fault_ = executor_.Running();
   if (options_.observer != nullptr) doing_at_fault_ = options_.observer->doing.Text(Now());
+  executor_.Abandon(why);  // first: who finds a handle failed may write to what others run with
   queue_.Close(why);
-  executor_.Abandon(why);
   timed_calls_.Clear();
   if (options_.on_fault) options_.on_fault(why);
   fault_.NoteFailed();
@@ -88,6 +89,11 @@ void Engine::PostFailure(const Status& failure, const std::string& tensor) {
   const Status told(code, failure.message(), std::move(origin));
   const Status why = InWords(told);
   if (!fault_.Set(why)) return;
+  try {
+    executor_.Abandon(why);
+  } catch (const std::bad_alloc&) {
+    // The next round abandons it.
+  }
   queue_.Close(why);
   Post(told);
 }

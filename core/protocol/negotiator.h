@@ -99,7 +99,9 @@ class Negotiator final : private StallWatch::Surroundings {
   // Timers: stalls, pings, lost peers, the end.
   void Step(const LocalState& local, TimePoint now);
   // When Step is due even if nothing arrives; TimePoint::max() if never.
-  TimePoint NextDeadline() const { return std::min(next_deadline_, stalls_.next()); }
+  TimePoint NextDeadline() const {
+    return faulted() || closed() ? TimePoint::max() : std::min(next_deadline_, stalls_.next());
+  }
 
   // Ready is all that there is to do: messages to send, then batches to start, in this order.
   struct Ready {

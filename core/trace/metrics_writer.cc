@@ -32,6 +32,7 @@ struct MetricsWriter::File : LeavableThread {
 };
 
 Status MetricsWriter::Start(MetricsFileOptions options) {
+  const MutexLock control(control_);
   const auto file = std::make_shared<File>(observer_, std::move(options));
   const std::string& path = file->options.path;
   Status status;
@@ -53,6 +54,7 @@ Status MetricsWriter::Start(MetricsFileOptions options) {
 }
 
 void MetricsWriter::Stop() {
+  const MutexLock control(control_);
   const auto file = std::exchange(file_, nullptr);
   if (file == nullptr) return;
   const MetricsFileOptions& options = file->options;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/status.h"
+#include "core/base/thread_annotations.h"
 #include "core/trace/observer.h"
 #include "core/trace/trace_files.h"
 
@@ -24,7 +25,7 @@ struct MetricsFileOptions {
   Duration patience = kFilePatience;
 };
 
-// Start and Stop are called by one thread at a time.
+// Thread-safe.
 class MetricsWriter {
  public:
   explicit MetricsWriter(ObserverPtr observer) : observer_(std::move(observer)) {}
@@ -33,16 +34,17 @@ class MetricsWriter {
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   // A CSV that is there is replaced. Precondition: not started. Errors: the file cannot be written.
-  Status Start(MetricsFileOptions options);
+  Status Start(MetricsFileOptions options) SIRTAKI_EXCLUDES(control_);
   // The file has the numbers of now when this returns, or on_error has been told why not.
   // Idempotent.
-  void Stop();
+  void Stop() SIRTAKI_EXCLUDES(control_);
 
  private:
   struct File;  // what the thread refers to
 
   const ObserverPtr observer_;
-  std::shared_ptr<File> file_;  // null: not started
+  Mutex control_;                                            // held for all of Start and Stop
+  std::shared_ptr<File> file_ SIRTAKI_GUARDED_BY(control_);  // null: not started
 };
 
 }  // namespace sirtaki::core::trace

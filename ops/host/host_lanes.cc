@@ -123,6 +123,8 @@ std::vector<core::RunningOperation> HostLanes::Running() const {
   return operations;
 }
 
+void HostLanes::EndMessages(const Status& why) { impl_->messages.Stop(why); }
+
 void HostLanes::Abandon(const Status& why) {
   impl_->Stop(why.ok() ? Status(StatusCode::kAborted, "abandoned") : why, std::nullopt);
 }

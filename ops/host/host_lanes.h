@@ -63,6 +63,7 @@ class HostLanes : public core::Executor {
   bool Idle() const override;
   std::vector<core::RunningOperation> Running() const override;
   void Abandon(const core::Status& why) override;
+  void EndMessages(const core::Status& why);  // all that have not ended complete with it
 
  private:
   struct Impl;

@@ -64,6 +64,21 @@ if [ -z "$own" ]; then
   [ "$code" = 143 ] || fail "full standard error: code $code"
   exec 7>&-
   gone "sleep 407"
+
+  echo "--- two signals at once are one for an elastic job, too"
+  : >"$output"
+  "$sirtakirun" --elastic -np 1 \
+    bash -c 'trap "echo going; echo goodbye; exit 0" TERM; echo begun; while true; do sleep 0.1; done' >"$output" 2>"$errors" </dev/null &
+  process=$!
+  printed 1 begun
+  code=0
+  kill -STOP "$process"
+  kill -TERM "$process"
+  kill -INT "$process"
+  kill -CONT "$process"
+  wait "$process" || code=$?
+  [ "$code" = 143 ] || [ "$code" = 130 ] || fail "two signals: code $code"
+  printed 1 goodbye
 fi
 
 echo "--- Ctrl-C on a terminal, where the launcher gets it too"

@@ -68,6 +68,13 @@ without_init() {
   run 0 -np 2 --start-timeout 12 sleep 14
 }
 
+within_a_rank() {
+  echo "--- a rank starts no ranks"
+  run 2 -np 1 "$sirtakirun" --launcher "$mpirun" -np 1 echo begun
+  grep -q "is set: this is a rank of another run already, and cannot start one" "$errors" || fail "it does not say why"
+  [ ! -s "$output" ] || fail "it was started"
+}
+
 stranger() {
   echo "--- a stranger who says nothing is not kept"
   cat >"$work/stranger" <<'END'
@@ -168,7 +175,7 @@ early_signal() {
   gone "sleep 412"
 }
 
-together slow hangs_in_init waits_in_init without_init stranger many_strangers launcher &
+together slow hangs_in_init waits_in_init without_init within_a_rank stranger many_strangers launcher &
 others=$!
 early_signal
 wait "$others"

@@ -83,7 +83,7 @@ def test_a_gradient_scaler_stays_the_object_that_the_program_has(rank):
     scaler = hvd.GradScaler("cpu", init_scale=float(2 + rank))
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scaler=scaler)
     state.sync()
-    assert state.scaler is scaler and scaler.get_scale() == 2.0
+    assert state.scaler is scaler and scaler.get_scale() == 2.0 and state._takes_newest()
     scaler.scale(support.loss_of(model, support.batches(rank)[0])).backward()
     scaler.unscale_(optimizer)  # of a step that is not made
     state.restore()

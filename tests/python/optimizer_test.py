@@ -400,6 +400,39 @@ def test_scales_that_differ_are_an_error_on_all_ranks(rank, fused):
     support.assert_same_everywhere(hvd, list(model.parameters()))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_outside_the_optimizer_s_process_set(rank, size, fused):
+    alone = hvd.add_process_set([0])
+    model = support.net()
+    optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), fused=fused), model.named_parameters(), process_set=alone)
+    scaler = hvd.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    for _ in range(1 + rank):
+        scaler.scale(support.loss_of(model, support.batches(rank)[0])).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 4.0 * 2 ** (1 + rank)
+    hvd.remove_process_set(alone)
+
+
+@SEVERAL
+def test_a_hook_of_the_program_s_own_hides_no_gradient(rank, size):
+    model = support.net()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient * 2)
+    for at in ("step", "backward"):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0), model.named_parameters(), average_at=at)
+        for kind in (torch.double, torch.float):
+            optimizer.zero_grad()
+            model.to(kind)
+            (sum(parameter.sum() for parameter in model.parameters()) * (rank + 1)).backward()
+            optimizer.synchronize()
+            for parameter in model.parameters():
+                assert torch.equal(parameter.grad, torch.full_like(parameter, 2 * (size + 1) / 2))
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        del optimizer
+
+
 @SEVERAL
 def test_a_scaler_of_a_process_set_skips_the_steps_of_its_ranks_together(rank):
     model = support.net()

@@ -511,6 +511,34 @@ def test_a_tied_parameter_is_one_in_the_unsplit_optimizer(rank, size):
         assert torch.equal(again.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
+@pytest.mark.parametrize("names", [("weight", "other"), ("other", "weight")])
+def test_a_parameter_that_is_tied_within_a_layer_is_one_in_the_unsplit_optimizer(names):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((WIDTH, WIDTH), 0.1))
+            self.other = self.weight
+
+        def forward(self, x):
+            return x @ self.weight @ self.other
+
+    def layers():
+        return nn.Sequential(Twice(), *(layer(number) for number in range(1, LAYERS)))
+
+    model = pipeline(layers(), ties=[[f"0.{name}" for name in names]])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model.train_batch(*data())
+    optimizer.step()
+    whole = layers()
+    alone = torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9)
+    in_one_process(whole, *data())
+    alone.step()
+    state = model.full_optimizer_state_dict(optimizer)
+    wanted = alone.state_dict()["state"]
+    assert list(state["state"]) == list(wanted)
+    assert all(torch.allclose(state["state"][n]["momentum_buffer"], wanted[n]["momentum_buffer"], atol=1e-6) for n in wanted)
+
+
 def test_the_state_of_parts_of_layers_is_refused(size):
     """It would pass for that of the whole layers."""
     made = hvd.mesh({"pipe": -1, "tensor": 2 if size % 2 == 0 else 1})

@@ -10,10 +10,10 @@
 #include <exception>
 #include <limits>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -109,22 +109,28 @@ struct GradScaler::State {
 
   // The weak pointers keep their addresses from being others'.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Divided {
+    WeakTensor gradient;
+    std::int64_t version;
+  };
   struct Met {
-    std::shared_ptr<detail::LateFlag> infinite;
-    std::vector<WeakTensor> divided;  // gradients
+    std::optional<detail::LateFlag> infinite;
+    std::vector<Divided> divided;
     bool stepped = false;
   };
 
   // Throws where the optimizer has a gradient that was divided with another optimizer's.
   void CheckDividedOnce(const torch::optim::Optimizer& optimizer) const {
-    std::unordered_set<const void*> divided;
+    std::unordered_map<const void*, std::int64_t> divided;
     for (const auto& [other, of_other] : met) {
-      for (const WeakTensor& gradient : of_other.divided) {
-        divided.insert(gradient._unsafe_get_target());
+      for (const auto& [gradient, version] : of_other.divided) {
+        divided[gradient._unsafe_get_target()] = version;
       }
     }
     for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
-      if (divided.count(gradient.unsafeGetTensorImpl()) == 0) continue;
+      const auto found = divided.find(gradient.unsafeGetTensorImpl());
+      // Another version may be of another backward().
+      if (found == divided.end() || found->second != detail::VersionOf(gradient)) continue;
       ThrowInvalidScale(
           "the gradient of a parameter of two optimizers was divided by the scale already, with "
           "those of the other optimizer: give the parameter to one of them, or make their steps "
@@ -209,9 +215,10 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     agree("the stages of a pipeline", row);
   }
   State::Met& met = state_->met[&optimizer];
-  met.infinite = std::make_shared<detail::LateFlag>(infinite);
+  met.infinite.emplace(infinite);
   for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
-    met.divided.emplace_back(gradient.getIntrusivePtr());
+    met.divided.push_back(
+        {State::WeakTensor(gradient.getIntrusivePtr()), detail::VersionOf(gradient)});
   }
 }
 
@@ -230,12 +237,15 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->given)->Check());
   // Optimizers of several process sets may have skipped other steps than those of other ranks.
   if (met.infinite->At(1) != -met.infinite->At(2)) {
-    detail::ThrowStatus(core::Status(
-        core::StatusCode::kMismatch,
-        "GradScaler: the ranks have different scales, from " +
-            std::to_string(-met.infinite->At(2)) + " to " + std::to_string(met.infinite->At(1)) +
-            ", and so have the gradients: broadcast() gives all the same; optimizers of different "
-            "process sets take a scaler each, or one with the process_set of all of them"));
+    detail::ThrowStatus(core::Status(core::StatusCode::kMismatch,
+                                     "GradScaler: the ranks have different scales, from " +
+                                         std::to_string(-met.infinite->At(2)) + " to " +
+                                         std::to_string(met.infinite->At(1)) +
+                                         ", by which the gradients were divided: call broadcast(), "
+                                         "which gives all the same, and "
+                                         "zero_grad(), and backward() anew; optimizers of "
+                                         "different process sets take a scaler each, "
+                                         "or one with the process_set of all of them"));
   }
   met.stepped = true;
   if (finite) {
@@ -260,7 +270,7 @@ void GradScaler::update(std::optional<double> new_scale) {
   if (state_->met.empty())
     ThrowInvalidScale("update() needs a step() or unscale_() since the last update()");
   const bool all_finite = std::all_of(state_->met.begin(), state_->met.end(),
-                                      [](const auto& met) { return !met.second.infinite->Get(); });
+                                      [](auto& met) { return !met.second.infinite->Get(); });
   state_->met.clear();
   if (!all_finite) {
     state_->scale *= state_->options.backoff_factor();

@@ -219,6 +219,8 @@ void GradientMembers::Take(const NamedParameters& named) {
   std::copy_if(gradients.begin(), gradients.end(), std::back_inserter(newest_),
                [&known](const GradientPtr& gradient) { return known.count(gradient) == 0; });
   all_ = std::move(gradients);
+  if (!scanned_) return;
+  for (const GradientPtr& gradient : newest_) gradient->NoteHooksLate();
 }
 
 void GradientMembers::TakeAll() {

@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -27,25 +29,16 @@ namespace sirtaki::detail {
 
 using torch::autograd::variable_list;
 
+namespace {
+
 // Hooks stay in the graph of whoever keeps it alive, longer than the optimizer, and then do nothing.
 // They are never taken out: autograd may be running this very hook on another thread, or on this one
 // if it held the last reference to the gradient.
 template <class Base>
 struct GradientHook : Base {
   explicit GradientHook(std::weak_ptr<ParameterGradient> to) : gradient(std::move(to)) {}
-  void BeforeNode() const {
-    if (const auto alive = gradient.lock()) alive->HookNode();
-  }
-  void BeforeAccumulate() const {
-    if (const auto alive = gradient.lock()) alive->OnAccumulate();
-  }
-  void AfterAccumulate(const at::Tensor& incoming) const {
-    if (const auto alive = gradient.lock()) alive->OnGradient(incoming);
-  }
   const std::weak_ptr<ParameterGradient> gradient;
 };
-
-namespace {
 
 // The tensor keeps this one, and autograd calls it before any node that writes the gradient: one that
 // came with other data, or when the parameter was unfrozen, has no hooks yet. torch::autograd::grad
@@ -53,7 +46,7 @@ namespace {
 struct NodeHook : GradientHook<torch::autograd::FunctionPreHook> {
   using GradientHook::GradientHook;
   variable_list operator()(const variable_list& gradients) override {
-    BeforeNode();
+    if (const auto alive = gradient.lock()) alive->HookNode();
     return gradients;
   }
 };
@@ -61,7 +54,7 @@ struct NodeHook : GradientHook<torch::autograd::FunctionPreHook> {
 struct BeforeHook : GradientHook<torch::autograd::FunctionPreHook> {
   using GradientHook::GradientHook;
   variable_list operator()(const variable_list& gradients) override {
-    BeforeAccumulate();
+    if (const auto alive = gradient.lock()) alive->OnAccumulate();
     return gradients;
   }
 };
@@ -69,7 +62,8 @@ struct BeforeHook : GradientHook<torch::autograd::FunctionPreHook> {
 struct AfterHook : GradientHook<torch::autograd::FunctionPostHook> {
   using GradientHook::GradientHook;
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    AfterAccumulate(inputs.empty() ? at::Tensor() : inputs.front());
+    const auto alive = gradient.lock();
+    if (alive) alive->OnGradient(inputs.empty() ? at::Tensor() : inputs.front());
     return outputs;
   }
 };
@@ -78,12 +72,18 @@ constexpr const char* kCaptured =
     "it was made while its stream was captured in a CUDA graph; collectives cannot be replayed, so "
     "call backward() and step() outside of captures";
 
+constexpr const char* kNoSecondBackward =
+    "holds an average, to which another backward() would add: with op Sum, compression or a hook "
+    "that cannot be averaged again. Let the passes add up in no_sync() or by "
+    "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
+
 constexpr const char* kHooksLate =
-    "was made by a backward() that the optimizer could not see, since the parameter was added "
-    "behind "
-    "zero_grad(): it was not averaged there, and the program may have clipped it since. Call "
-    "zero_grad() between add_param_group() and backward(), or synchronize() of the optimizer right "
-    "after backward()";
+    "was made by a backward() that the optimizer could not see, since the parameter was added, or "
+    "got "
+    "a hook of the program's, behind zero_grad(): it was not averaged there, and the program may "
+    "have "
+    "clipped it since. Call zero_grad() before backward(), or synchronize() of the optimizer right "
+    "after it";
 
 // Whether others may read or write the memory of this `.grad`. Known not to is the engine, which
 // gives up `incoming` after its hooks, and what that alone is a view of.
@@ -111,14 +111,31 @@ ParameterGradient::ParameterGradient(Description description, SessionSet set)
 ParameterGradient::~ParameterGradient() { Clear(); }
 
 void ParameterGradient::Attach() {
-  if (!std::exchange(is_hooked_, true) && !what_.rule->of_steps()) {
-    torch::autograd::impl::add_hook(what_.parameter, std::make_unique<NodeHook>(weak_from_this()));
-  }
+  const bool is_first = node_ == nullptr;
+  if (!what_.rule->of_steps()) HookTensor();
   if (!what_.parameter.requires_grad()) return;
   takes_part_ = true;
-  if (what_.rule->of_steps() || !HookNode()) return;
+  if (!what_.rule->of_steps() && HookNode() && !is_first) NoteHooksLate();
+}
+
+void ParameterGradient::NoteHooksLate() {
   const at::Tensor& gradient = what_.parameter.grad();
-  if (gradient.defined() && !history_.Holds(gradient)) hooks_late_ = true;
+  hooks_late_ = gradient.defined() && !history_.Holds(gradient);
+}
+
+// A program's first hook at the tensor takes out those that are there.
+void ParameterGradient::HookTensor() {
+  torch::autograd::impl::materialize_autograd_meta(what_.parameter);
+  auto& hooks = torch::autograd::impl::hooks(what_.parameter);
+  const auto is_own = [this](const auto& hook) { return hook.get() == tensor_hook_; };
+  if (std::any_of(hooks.begin(), hooks.end(), is_own)) return;
+  // Programs may make optimizers again and again.
+  std::erase_if(hooks, [](const auto& hook) {
+    const auto* const of_gradient = dynamic_cast<const NodeHook*>(hook.get());
+    return of_gradient != nullptr && of_gradient->gradient.expired();
+  });
+  hooks.push_back(std::make_unique<NodeHook>(weak_from_this()));
+  tensor_hook_ = hooks.back().get();
 }
 
 bool ParameterGradient::HookNode() {
@@ -127,6 +144,7 @@ bool ParameterGradient::HookNode() {
   if (node == node_ || !node) return false;
   node->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this()));
   node->add_post_hook(std::make_unique<AfterHook>(weak_from_this()));
+  takes_part_ = true;
   node_ = std::move(node);
   return true;
 }
@@ -192,7 +210,7 @@ void ParameterGradient::JoinEnds() const {
 // An average of this step is there already, whatever the program has made of it.
 bool ParameterGradient::IsLaterAverage() const {
   const std::uint32_t round = what_.counts->round.load();
-  return !what_.rule->of_module && round > 1 && round < kRoundInStep;
+  return !what_.rule->of_module && !shared_ && round > 1 && round < kRoundInStep;
 }
 
 // Before the node adds to memory that the reduction is reading.
@@ -205,8 +223,8 @@ void ParameterGradient::OnAccumulate() {
   const bool once_only = what_.rule->at_backward && !what_.rule->may_repeat();
   const bool adds = history_.BeginPass(gradient, IsLaterAverage(), /*also_changed=*/once_only);
   if (!adds || !once_only) return;
-  const bool is_zeroed =
-      !gradient.is_sparse() && gradient.count_nonzero().item<std::int64_t>() == 0;
+  const bool is_zeroed = gradient.is_sparse() ? gradient._nnz() == 0
+                                              : gradient.count_nonzero().item<std::int64_t>() == 0;
   if (is_zeroed) return history_.ForgetAverage();
   if (counts) {
     ThrowStatus(Refused("the gradient of " + core::Quoted(what_.name) + " " + kNoSecondBackward));
@@ -285,12 +303,9 @@ std::vector<std::shared_ptr<ParameterGradient>> ParameterGradient::BucketMates()
 }
 
 void ParameterGradient::Submit(bool will_wait, const at::Tensor& incoming, bool stays) {
-  UnderWay& now = under_way_.emplace();
-  now.found = what_.parameter.grad();
+  UnderWay& now = Begin();
   now.present = now.found.defined() && what_.parameter.requires_grad() && !stays;
   now.shares = now.found.defined() && SharesMemory(now.found, incoming);
-  now.round = what_.counts->round.load();
-  seen_ = {.dense = seen_.dense};
   if (now.present) {
     seen_.order = what_.counts->ready.fetch_add(1, std::memory_order_relaxed);
     seen_.stays_out = now.found.is_sparse() && !what_.rule->sparse_as_dense;
@@ -317,13 +332,18 @@ void ParameterGradient::RefuseAfterThrow() {
 }
 
 void ParameterGradient::Refuse(std::string why, bool threw) {
-  UnderWay& now = under_way_.emplace();
-  now.found = what_.parameter.grad();
+  UnderWay& now = Begin();
   now.refused = std::move(why);
   now.threw = threw;
+  Start(/*will_wait=*/false);
+}
+
+ParameterGradient::UnderWay& ParameterGradient::Begin() {
+  UnderWay& now = under_way_.emplace();
+  now.found = what_.parameter.grad();
   now.round = what_.counts->round.load();
   seen_ = {.dense = seen_.dense};
-  Start(/*will_wait=*/false);
+  return now;
 }
 
 std::string ParameterGradient::WhyNotAveraged() const {

@@ -29,12 +29,6 @@
 
 namespace sirtaki::detail {
 
-// Why an average cannot be averaged again, behind the gradient's name.
-constexpr const char* kNoSecondBackward =
-    "holds an average, to which another backward() would add: with op Sum, compression or a hook "
-    "that cannot be averaged again. Let the passes add up in no_sync() or by "
-    "backward_passes_per_step, call zero_grad() between them, or average in step(), by average_at";
-
 class GpuWaits;
 class OptimizerShards;
 struct Bucket;
@@ -81,6 +75,14 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void Attach();
   // zero_grad() was called: nothing that `.grad` holds counts.
   void BeginStep();
+  // ---- called by the hooks ----
+  // Gives the parameter's node the hooks, if it has none yet. Returns whether it had none.
+  bool HookNode();
+  void OnAccumulate();                          // before the gradient is written
+  void OnGradient(const at::Tensor& incoming);  // after it was written
+
+  // An optimizer has got the parameter behind zero_grad(): no hook has seen what made its gradient.
+  void NoteHooksLate();
   // It required a gradient at some time: from then on the ranks expect a word about it in each
   // step.
   bool takes_part() const { return takes_part_; }
@@ -145,13 +147,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   void NoteDelivered();
 
  private:
-  template <class Base>
-  friend struct GradientHook;
-
-  // Gives the parameter's node the hooks, if it has none yet. Returns whether it had none.
-  bool HookNode();
-  void OnAccumulate();                          // before the gradient is written
-  void OnGradient(const at::Tensor& incoming);  // after it was written
+  void HookTensor();
   // Hands it to its bucket, which is submitted with its last gradient; else submits it by itself.
   // `incoming`: what the engine has written into it, if its hook calls. `stays`: it is a sum of
   // before, to which nothing was added, and counts as absent.
@@ -217,6 +213,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
     bool asked = false;               // of which it was the first,
     core::Status mismatch;            // and this its status
   };
+  UnderWay& Begin();
   using Owners = std::vector<std::weak_ptr<AveragedAtEnd>>;
 
   const Description what_;
@@ -224,8 +221,9 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   fusion::GradientGate gate_;
   std::mutex node_mutex_;                        // guards node_, which autograd's threads ask for
   std::shared_ptr<torch::autograd::Node> node_;  // the last that has got the hooks
-  bool is_hooked_ = false;                       // the tensor itself
-  bool takes_part_ = false;
+  // The hook at the tensor, which it keeps; only looked for.
+  const torch::autograd::FunctionPreHook* tensor_hook_ = nullptr;
+  std::atomic<bool> takes_part_{false};
   // `.grad` was there before the node had them, and was not averaged since.
   bool hooks_late_ = false;
   std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them

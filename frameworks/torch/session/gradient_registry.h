@@ -30,7 +30,7 @@ class GradientRegistry {
     core::MutexLock lock(mutex_);
     by_parameter_[parameter] = gradient;
     by_key_[key] = gradient;
-    if (by_key_.size() >= 2 * after_sweep_ + 64) Sweep();
+    if (by_parameter_.size() + by_key_.size() >= 2 * after_sweep_ + 128) Sweep();
   }
 
  private:
@@ -44,7 +44,7 @@ class GradientRegistry {
   void Sweep() SIRTAKI_REQUIRES(mutex_) {
     std::erase_if(by_parameter_, [](const auto& entry) { return entry.second.expired(); });
     std::erase_if(by_key_, [](const auto& entry) { return entry.second.expired(); });
-    after_sweep_ = by_key_.size();
+    after_sweep_ = by_parameter_.size() + by_key_.size();
   }
 
   mutable core::Mutex mutex_;

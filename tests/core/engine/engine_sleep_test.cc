@@ -44,6 +44,20 @@ TEST(EngineTest, WithoutRingingThePollCoolsDown) {
   EXPECT_EQ(world[0].engine->NextWake(world.now), world.now + milliseconds(10));
 }
 
+// What it waited for has deadlines, which are soon over.
+TEST(EngineTest, AfterAFaultNothingWakesIt) {
+  World world(2);
+  world.Submit(0, "w");
+  world.Submit(1, "v");
+  world.Settle();
+  world[1].engine->PostFailure(Status(StatusCode::kBackend, "broken"), "x");
+  world.Settle();
+  for (int rank = 0; rank < 2; ++rank) {
+    ASSERT_FALSE(world[rank].engine->fault().ok());
+    EXPECT_GE(world[rank].engine->NextWake(world.now + seconds(60)), world.now + seconds(61));
+  }
+}
+
 TEST(EngineTest, UnfinishedNonBlockingCallsAskForThePoll) {
   World world(2);
   for (int rank = 0; rank < 2; ++rank) {

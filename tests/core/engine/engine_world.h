@@ -51,6 +51,7 @@ class FakeExecutor final : public Executor {
     return result;
   }
   void Abandon(const Status& why) override {
+    if (on_abandon) on_abandon();
     abandoned = why;
     for (const RunItem& item : running) {
       if (item.work) item.work->handle->Complete(why);
@@ -67,6 +68,7 @@ class FakeExecutor final : public Executor {
 
   bool at_once = true;
   std::function<bool()> is_idle;  // instead of what runs
+  std::function<void()> on_abandon;
   bool needs_stepping = false;
   bool rings = false;
   TimePoint since{};

@@ -177,6 +177,14 @@ TEST(GradScalerTest, AGradientOfTwoOptimizersIsDividedOnce) {
     scaler.scale(weight.sum()).backward();
     EXPECT_TRUE(scaler.step(second));
     EXPECT_EQ(weight.item<float>(), -2);
+    // One after the other within an update, each by a backward() of its own.
+    scaler.update();
+    for (DistributedOptimizer<SGD>* one : {&first, &second}) {
+      one->zero_grad(/*set_to_none=*/false);
+      scaler.scale(weight.sum()).backward();
+      EXPECT_TRUE(scaler.step(*one));
+    }
+    EXPECT_EQ(weight.item<float>(), -4);
   });
 }
 

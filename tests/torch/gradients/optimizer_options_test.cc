@@ -770,7 +770,7 @@ TEST(LaterTest, AParameterAddedBehindZeroGradIsAveraged) {
       if (by_synchronize) optimizer.synchronize();
       if (expected == 0) {
         EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
-                    HasSubstr("was added behind zero_grad()"));
+                    HasSubstr("the parameter was added"));
         return;
       }
       optimizer.step();
@@ -868,6 +868,47 @@ TEST(LaterTest, AParameterUnfrozenOrConvertedBehindZeroGradIsAveragedWhereOthers
       }
     });
   }
+}
+
+// Every rank says a word about it from then on, also one whose backward() has not reached it then.
+TEST(LaterTest, AParameterMayBeUnfrozenForOneStep) {
+  for (const Average average : {Average::Backward, Average::Step}) {
+    for (const int ranks_that_reach_it : {1, 2}) {
+      RunTorchRanks(2, [average, ranks_that_reach_it](int rank) {
+        auto weight = OptionZeros(2);
+        auto frozen = OptionZeros(2);
+        frozen.set_requires_grad(false);
+        auto optimizer =
+            WrapWith({{"weight", weight}, {"frozen", frozen}}, Options().average_at(average));
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad();
+          frozen.set_requires_grad(step == 0);
+          auto loss = Slope(weight, rank + 1);
+          if (rank < ranks_that_reach_it) loss = loss + Slope(frozen, 2);
+          loss.backward();
+          optimizer.step();
+        }
+        EXPECT_EQ(First(weight), -6);
+        EXPECT_EQ(First(frozen), -static_cast<float>(ranks_that_reach_it));
+      });
+    }
+  }
+}
+
+// A program's first hook takes those out that are there.
+TEST(LaterTest, AHookOfTheProgramsHidesNoGradient) {
+  RunTorchRanks(2, [](int rank) {
+    auto weight = OptionZeros(2);
+    auto optimizer = WrapWith({{"weight", weight}});
+    weight.register_hook([](const torch::Tensor& gradient) { return gradient * 2; });
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      weight.set_data(torch::zeros({2}, step == 0 ? torch::kDouble : torch::kFloat));
+      Slope(weight, rank + 1).backward();
+      EXPECT_EQ(First(weight.grad().to(torch::kFloat)), 3);
+      optimizer.step();
+    }
+  });
 }
 
 TEST(LaterTest, AGradientThatNoBackwardHasAveragedIsNotTakenFromAStep) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "sirtaki/broadcast.h"
+#include "sirtaki/checkpoint.h"
 #include "sirtaki/collectives.h"
 #include "sirtaki/mesh.h"
 #include "sirtaki/optimizer.h"
@@ -296,8 +297,30 @@ TEST(PipelineMisuseTest, ClippingOfOneStageIsRefusedWithTheCure) {
     auto optimizer =
         DistributedOptimizer(torch::optim::SGD(pipeline.parameters(), 0.1),
                              pipeline.named_parameters(), pipeline.optimizer_options());
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { clip_grad_norm_(optimizer, 1.0); }),
-                HasSubstr("call clip_grad_norm_ of the pipeline"));
+    torch::optim::SGD plain(pipeline.parameters(), 0.1);
+    for (torch::optim::Optimizer* one : {static_cast<torch::optim::Optimizer*>(&optimizer),
+                                         static_cast<torch::optim::Optimizer*>(&plain)}) {
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { clip_grad_norm_(*one, 1.0); }),
+                  HasSubstr("call clip_grad_norm_ of the pipeline"));
+    }
+  });
+}
+
+// Their parameters have the same names and shapes in lists of the program's own.
+TEST(PipelineMisuseTest, ParametersOfAnotherStageAreNotTakenForOnesOwn) {
+  struct Holder : torch::nn::Module {
+    explicit Holder(const torch::Tensor& parameter) { register_parameter("w", parameter); }
+  };
+  const Model model;
+  RunTorchRanks(2, [&](int) {
+    Pipeline pipeline(model.Factories(), pipelines::Loss, model.Options());
+    const torch::Tensor first = pipeline.parameters().front();
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch, [&] { broadcast_parameters(Tensors{first}, 0); }),
+                HasSubstr("stage"));
+    Holder holder(first);
+    EXPECT_THAT(ErrorOf(ErrorCode::Mismatch,
+                        [&] { save_checkpoint("nowhere/x.pt", Checkpoint().model(holder)); }),
+                HasSubstr("stage"));
   });
 }
 

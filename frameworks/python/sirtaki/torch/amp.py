@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import Any, Dict, Iterator, List, Optional
 
 import torch
@@ -69,9 +70,19 @@ def _compare(found_inf: torch.Tensor, scale: torch.Tensor, sets: List[ProcessSet
     if most != -least:
         raise MismatchError(
             f"GradScaler: the ranks have different scales, from {-least} to {most}, and so have the gradients: "
-            "load_state_dict(broadcast_object(scaler.state_dict(), root_rank=0)) gives all the same; optimizers of different "
-            "process sets take a scaler each, or one with the process_set of all of them")
+            "call load_state_dict(broadcast_object(scaler.state_dict(), root_rank=0)), which gives all the same, and zero_grad(), "
+            "and backward() anew; optimizers of different process sets take a scaler each, or one with the process_set of all "
+            "of them")
     return flag[0]
+
+
+_scalers: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
+
+
+def forget_unscaled() -> None:
+    """What was unscaled belongs to a step that is not made."""
+    for scaler in _scalers:
+        scaler._forget_unscaled()
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -85,19 +96,22 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, *args: Any, process_set: Optional[ProcessSet] = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._process_set = process_set
+        _scalers.add(self)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._per_optimizer_states.clear()  # what was unscaled was by another scale
+        self._forget_unscaled()  # it was unscaled by another scale
+
+    def _forget_unscaled(self) -> None:
+        self._per_optimizer_states.clear()
 
     def _sets_of(self, optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
         if not self._enabled:
             return []
-        sets = []
-        if self._process_set is not None:
-            sets.append(self._process_set)
-        elif isinstance(optimizer, _DistributedOptimizer):
-            sets.append(optimizer._sirtaki_settings.process_set)
+        process_set = self._process_set
+        if process_set is None and isinstance(optimizer, _DistributedOptimizer):
+            process_set = optimizer._sirtaki_settings.process_set
+        sets = [process_set] if process_set is not None and process_set.included() else []
         return sets + _sets_of_parts(optimizer) + _rows(optimizer)
 
     def _make_scale(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -121,7 +135,11 @@ class GradScaler(torch.amp.GradScaler):
             found_inf[torch.device("cpu")] = torch.zeros((), device="cpu")
         # They may be on other devices, and on other numbers of them.
         found = torch.stack([one.cpu() for one in found_inf.values()]).amax()
-        flag = _compare(found, self._scale, sets)
+        try:
+            flag = _compare(found, self._scale, sets)
+        except Exception:
+            del self._per_optimizer_states[id(optimizer)]  # no step is made with these gradients
+            raise
         for one in found_inf.values():
             one.copy_(flag)
 

@@ -8,6 +8,7 @@ from typing import Any, Callable, TypeVar
 
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
+from sirtaki.torch.amp import forget_unscaled
 from sirtaki.torch.session import _init_again
 
 from .state import State
@@ -44,6 +45,7 @@ def reset() -> None:
     """Leaves the job and joins it again, with the arguments that init() had. Collective: it ends what the others still
     wait for."""
     hvd.shutdown()
+    forget_unscaled()
     _init_again()
 
 

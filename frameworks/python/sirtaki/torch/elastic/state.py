@@ -20,8 +20,8 @@ from sirtaki.torch.functions import _dumps, agreed, packed, unpacked
 from sirtaki.torch.optimizer_state import pack_optimizers, take_state, unpack_optimizers
 
 from .base import ObjectState, State, await_gpus  # noqa: F401
-from .handlers import (LRSchedulerStateHandler, ModelStateHandler, OptimizerStateHandler, SamplerStateHandler, StateHandler,
-                       _handler_of, _StateDictHandler, _TrainingHandler)
+from .handlers import (GradScalerStateHandler, LRSchedulerStateHandler, ModelStateHandler, OptimizerStateHandler,
+                       SamplerStateHandler, StateHandler, _StateDictHandler, _TrainingHandler, _handler_of)
 from .handlers import get_handler_registry, set_handler_registry  # noqa: F401  (where Horovod has them)
 
 Handler = TypeVar("Handler", bound=StateHandler)
@@ -227,7 +227,7 @@ class TorchState(ObjectState):
 
     def _takes_newest(self) -> bool:
         """Whether all of it is synchronized here: programs may have classes of their own, which take rank 0's."""
-        kinds = (ModelStateHandler, OptimizerStateHandler, LRSchedulerStateHandler, SamplerStateHandler)
+        kinds = (ModelStateHandler, OptimizerStateHandler, LRSchedulerStateHandler, GradScalerStateHandler, SamplerStateHandler)
         ours = all(getattr(type(self), name) is getattr(TorchState, name) for name in ("save", "restore", "sync"))
         return ours and all(type(handler) in kinds for handler in self._handlers.values())
 
