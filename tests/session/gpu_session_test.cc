@@ -490,6 +490,22 @@ TEST_F(GpuSessionTest, MessagesGoAroundARingOfGpusAndHosts) {
   EXPECT_EQ(gpus_.live_allocations(), 0);
 }
 
+// The other ranks say good-bye to NCCL, and wait for this one's.
+TEST_F(GpuSessionTest, AMessageThatNobodySendsAbortsNothingAtTheEnd) {
+  RunRanks(2, [&](Rank& rank, int number) {
+    const RunCase sum = Sum();
+    rank.FinishAndCheck(*rank.Submit(sum, "w", number + 1), sum);
+    std::shared_ptr<Message> receive;
+    if (number == 0) receive = rank.Start(OpKind::kReceive, 1, {0, 0}, kHost);
+    EXPECT_TRUE(rank.session().Shutdown("done").ok());
+    if (receive) {
+      EXPECT_EQ(receive->work->handle->status().code(), StatusCode::kShutDown);
+    }
+  });
+  EXPECT_THAT(gpus_.calls("ncclCommAbort"), IsEmpty());
+  EXPECT_EQ(gpus_.live_communicators(), 0);
+}
+
 TEST_F(GpuSessionTest, AnAbortEndsAMessageThatWaitsForADevice) {
   std::atomic<bool> open{false};
   std::barrier both(2);

@@ -31,8 +31,10 @@ std::string WhyTooLong(const std::vector<std::string>& names, const std::string&
   return {};
 }
 
-// What one of two parameters in the same memory gets back would overwrite the other's.
-std::string WhyOverlapping(const NamedParameters& named) {
+// Tells of parameters that are two tensors in the same memory, where what one of them gets back would
+// overwrite the other's. Shards may be of one memory, which is cut once; then the ranks compare it.
+std::string DescribeSharing(const NamedParameters& named, bool may_be_the_same,
+                            std::vector<std::string>* lines) {
   struct Range {
     std::uintptr_t from;
     std::uintptr_t to;
@@ -45,15 +47,21 @@ std::string WhyOverlapping(const NamedParameters& named) {
     const auto from = reinterpret_cast<std::uintptr_t>(parameter.const_data_ptr());
     ranges.push_back({from, from + parameter.nbytes(), i});
   }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.from < b.from; });
+  std::stable_sort(ranges.begin(), ranges.end(),
+                   [](const Range& a, const Range& b) { return a.from < b.from; });
   for (std::size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].from >= ranges[i - 1].to) continue;
-    const auto [first, second] = std::minmax(ranges[i - 1].parameter, ranges[i].parameter);
-    return "the parameters " + core::Quoted(named.names[first]) + " and " +
-           core::Quoted(named.names[second]) +
-           " are two tensors in the same memory, of which op Adasum and the option shard can keep "
-           "one only: give the optimizer one tensor for both, or op Average without shards";
+    const Range& before = ranges[i - 1];
+    if (ranges[i].from >= before.to) continue;
+    const auto [first, second] = std::minmax(before.parameter, ranges[i].parameter);
+    const std::string name = core::Quoted(named.names[first]);
+    const bool same = HaveSameElements(named.parameters[first], named.parameters[second]);
+    if (!same || !may_be_the_same) {
+      return "the parameters " + name + " and " + core::Quoted(named.names[second]) +
+             " are two tensors in the same memory" + (same ? "" : ", not of the same elements") +
+             ": give the optimizer one tensor for both, or leave out op Adasum and the option "
+             "shard";
+    }
+    (*lines)[second] += ", in the memory of " + name;
   }
   return {};
 }
@@ -175,12 +183,14 @@ std::string GradientMembers::DescribePlaces(const NamedParameters& named,
 void GradientMembers::Take(const NamedParameters& named) {
   std::string error = !of_.invalid.empty() ? of_.invalid : named.error;
   if (error.empty()) error = WhyTooLong(named.names, of_.prefix);
-  if (error.empty() && (of_.sharded || rule_->of_steps())) error = WhyOverlapping(named);
   std::vector<GradientPtr> gradients;
   if (error.empty() && active()) gradients = GradientsOf(named, &error);
 
   std::vector<std::string> lines = DescribeAll(named);
   if (error.empty() && active() && !rule_->alone) error = DescribePlaces(named, &lines);
+  if (error.empty() && (of_.sharded || rule_->of_steps())) {
+    error = DescribeSharing(named, /*may_be_the_same=*/of_.sharded, &lines);
+  }
   // Optimizers that share a parameter here have to share it everywhere.
   for (std::size_t i = 0; i < gradients.size() && error.empty(); ++i) {
     if (gradients[i]->key() != of_.prefix + named.names[i])

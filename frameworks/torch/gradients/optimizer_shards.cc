@@ -106,11 +106,17 @@ OptimizerShards::Shards& OptimizerShards::ShardsOf(const at::Tensor& parameter) 
   CheckParameter(parameter, shards.cuts, shards.strides);
   if (shards.cuts.empty()) {
     const auto least = std::min_element(elements_.begin(), elements_.end());
+    const auto same = std::find_if(shards_.begin(), shards_.end(), [&](const auto& other) {
+      return !other.second.cuts.empty() && HaveSameElements(other.second.parameter, parameter);
+    });
     shards.number = ++cut_;
     shards.parameter = parameter;
     shards.strides = parameter.strides().vec();
-    shards.cuts = CutShards(parameter.numel(), static_cast<std::int64_t>(parameter.element_size()),
-                            set_.size(), static_cast<int>(least - elements_.begin()), by_);
+    // One rank steps what several parameters have in the same memory.
+    shards.cuts = same != shards_.end()
+                      ? same->second.cuts
+                      : CutShards(parameter.numel(), parameter.element_size(), set_.size(),
+                                  static_cast<int>(least - elements_.begin()), by_);
     for (std::size_t i = 0; i < elements_.size(); ++i) {
       elements_[i] += shards.cuts[i + 1] - shards.cuts[i];
     }

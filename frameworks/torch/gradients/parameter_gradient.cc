@@ -79,11 +79,9 @@ constexpr const char* kNoSecondBackward =
 
 constexpr const char* kHooksLate =
     "was made by a backward() that the optimizer could not see, since the parameter was added, or "
-    "got "
-    "a hook of the program's, behind zero_grad(): it was not averaged there, and the program may "
-    "have "
-    "clipped it since. Call zero_grad() before backward(), or synchronize() of the optimizer right "
-    "after it";
+    "got a hook of the program's, behind zero_grad() of the optimizer: it was not averaged there, "
+    "and the program may have clipped it since. Call that zero_grad() before backward(), or "
+    "synchronize() of the optimizer right after it";
 
 // Whether others may read or write the memory of this `.grad`. Known not to is the engine, which
 // gives up `incoming` after its hooks, and what that alone is a view of.

@@ -146,6 +146,13 @@ std::int64_t VersionOf(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
 }
 
+bool HaveSameElements(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
+         a.numel() == b.numel() &&
+         ((a.is_contiguous() && b.is_contiguous()) ||
+          (a.sizes() == b.sizes() && a.strides() == b.strides()));
+}
+
 std::string TypeAndShape(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   const auto dtype = DTypeOf(tensor.scalar_type());

@@ -49,6 +49,9 @@ void NoteOverwritten(const at::Tensor& tensor);
 // Grows whenever LibTorch writes the tensor in place.
 std::int64_t VersionOf(const at::Tensor& tensor);
 
+// Whether two tensors have the same elements of the same memory, in the same order.
+bool HaveSameElements(const at::Tensor& a, const at::Tensor& b);
+
 // "float32 [3, 4]", for texts.
 std::string TypeAndShape(const at::Tensor& tensor);
 

@@ -750,7 +750,10 @@ class Run {
     if (step.clip != Clip::kNone) ClipAll(step.clip);
     for (const habits::AnyOptimizer& optimizer : optimizers_) {
       detail::GradientReducer& reducer = *detail::ReducerOf(*optimizer.base);
-      if (step.halves_gradients || step.left_out) reducer.Synchronize(*optimizer.base);
+      // step() would average all gradients again for one that was added, with other last bits.
+      if (step.halves_gradients || step.left_out || step.adds) {
+        reducer.Synchronize(*optimizer.base);
+      }
       if (step.halves_gradients) {
         for (auto& group : optimizer.base->param_groups()) {
           for (const torch::Tensor& parameter : group.params()) {

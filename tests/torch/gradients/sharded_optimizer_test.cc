@@ -475,14 +475,32 @@ TEST(ShardedOptimizerTest, RefusesSparseGradientsAndParametersThatAreNotDense) {
     Backward(holes, rank, 0);
     EXPECT_THROW(other.step(), std::invalid_argument);
 
-    EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument,
-                        [] {
-                          const torch::Tensor one = Weight({40});
-                          const torch::Tensor same = one.detach().view({4, 10}).requires_grad_();
-                          DistributedOptimizer(SGD({one, same}, SGDOptions(1)), Sharded());
-                        }),
-                HasSubstr("in the same memory"));
+    EXPECT_THAT(
+        ErrorOf(ErrorCode::InvalidArgument,
+                [] {
+                  const torch::Tensor one = Weight({40});
+                  const torch::Tensor part = one.detach().narrow(0, 1, 20);
+                  DistributedOptimizer(SGD({one, part.requires_grad_()}, SGDOptions(1)), Sharded());
+                }),
+        HasSubstr("in the same memory, not of the same elements"));
   });
+}
+
+// One rank steps both: what the other's step has made would be lost.
+TEST(ShardedOptimizerTest, ParametersOfOneMemory) {
+  for (const ShardBy by : {ShardBy::Parameter, ShardBy::Element}) {
+    for (const std::int64_t count : {std::int64_t{10}, std::int64_t{1000}}) {
+      RunTorchRanks(3, [by, count](int rank) {
+        const torch::Tensor one = torch::zeros({count}).requires_grad_();
+        const torch::Tensor same = one.detach().view({2, -1}).requires_grad_();
+        auto optimizer =
+            DistributedOptimizer(SGD({one, same}, SGDOptions(1)), Sharded().shard_by(by));
+        (one.sum() * rank + same.sum() * 10).backward();
+        optimizer.step();
+        EXPECT_TRUE(torch::equal(one.detach(), torch::full({count}, -11.0F)));
+      });
+    }
+  }
 }
 
 TEST(ShardedOptimizerTest, RefusesOtherShardsOrMemoryFormatsOnOneRank) {
