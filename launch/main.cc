@@ -9,8 +9,12 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -52,6 +56,20 @@ constexpr int kNoProgram = 127;  // as shells have it
 int Complain(const core::Status& status) {
   std::fprintf(stderr, "sirtakirun: %s\n", status.message().c_str());
   return kWrongUse;
+}
+
+// A pipe, as bash gives for <(command), is read once; a file may be another for the next attempt.
+core::FileReader ReaderOfFiles() {
+  return [read = std::make_shared<std::map<std::string, std::string>>()](const std::string& path) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(path, error)) return core::ReadFile(path);
+    if (const auto before = read->find(path); before != read->end()) {
+      return std::optional(before->second);
+    }
+    std::optional<std::string> text = core::ReadFile(path);
+    if (text) read->emplace(path, *text);
+    return text;
+  };
 }
 
 void SayNetwork(const Plan& plan) {
@@ -272,7 +290,7 @@ int Main(const std::vector<std::string>& args, const char* called) {
     return Print(ReportText(report));
   }
   PlanInput input;
-  input.read = &core::ReadFile;
+  input.read = ReaderOfFiles();
   core::Status status = ParseOptions(args, input.read, &input.options);
   if (!status.ok()) return Complain(status);
   if (input.options.help) return Print(HelpText());

@@ -104,7 +104,6 @@ Status Engine::OnStuck() {
   Status why = fault();
   trace_.Failed(why, Now());
   if (options_.on_stuck) options_.on_stuck();
-  executor_.Abandon(why);  // what it runs may be stuck as well
   return why;
 }
 

@@ -358,8 +358,11 @@ void Membership::Finish(TimePoint now) {
   }
   // No process outlives its killing but one that hangs in its host's kernel, maybe for ever.
   const std::string what = killed.empty() ? "" : NamesOf(killed) + std::string(kDoesNotEnd);
-  End(finished_->empty() ? 0 : 1,
-      *finished_ + (finished_->empty() || what.empty() ? "" : "; ") + what);
+  // Of this generation: whoever has replaced one that failed was in the next.
+  const auto& [failed, code] = first_failure_.value_or(std::pair(std::string(), 0));
+  const std::string& text = finished_->empty() ? failed : *finished_;
+  End(!text.empty() && code == 0 ? 1 : code,
+      text + (text.empty() || what.empty() ? "" : "; ") + what);
 }
 
 void Membership::End(int code, std::string why) {

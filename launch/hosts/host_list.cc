@@ -56,8 +56,25 @@ Status ReadHost(std::string_view text, const std::string& from, std::string_view
   return ReadSlots(text.substr(colon + 1), from, slots);
 }
 
+// "slots = 4", which Open MPI allows, becomes "slots=4".
+std::string WithoutSpacesAroundSigns(std::string_view line) {
+  std::string joined;
+  for (const char c : line) {
+    const bool is_space = std::isspace(static_cast<unsigned char>(c)) != 0;
+    if (is_space && joined.ends_with('=')) continue;
+    if (c == '=') joined.erase(joined.find_last_not_of(" \t") + 1);
+    joined += c;
+  }
+  return joined;
+}
+
 Status ReadLine(std::string_view line, const std::string& from, HostList* hosts) {
-  const std::vector<std::string_view> words = Words(line.substr(0, line.find('#')));
+  const std::string joined = WithoutSpacesAroundSigns(line.substr(0, line.find('#')));
+  std::vector<std::string_view> words = Words(joined);
+  // More than these slots no program of ours takes of a host.
+  std::erase_if(words, [](std::string_view word) {
+    return word.starts_with("max-slots=") || word.starts_with("max_slots=");
+  });
   if (words.empty()) return Status::Ok();
   std::string_view name;
   int slots = 1;

@@ -45,7 +45,8 @@ constexpr auto kConnectTimeout = std::chrono::seconds(20);
 constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signal
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
-constexpr auto kFarewell = std::chrono::seconds(5);         // to hand over the last words
+// The last words have so long, in which a link that is down is noticed.
+constexpr auto kFarewell = std::chrono::seconds(15);
 constexpr auto kTellAgain = std::chrono::milliseconds(50);  // a program that had no room for it
 constexpr int kNoticesATurn = 16;
 constexpr int kLastNotices = 1000;  // more than a queue of them has room for
@@ -83,7 +84,7 @@ class RankProcess {
     }
     const bool badly = stopped_ || ExitCode() != 0;
     if (badly) RemoveLeftovers();
-    if (!heard_) EndDaemon();
+    if (is_lost_) EndDaemon();
     // The user's sirtakirun knows by the connection how this has ended: its launcher need not.
     return IsStartedBySirtakirun(env_) ? 0 : ExitCode();
   }
@@ -108,7 +109,7 @@ class RankProcess {
     link_.Trust();
     link_.Hear([this](const RankMessage& message) { return Take(message); },
                [this](const Status& why) {
-                 heard_ = half_closed_ && why.ok();
+                 is_lost_ = !(half_closed_ && why.ok());
                  Lose();
                });
     Send(HelloMessage{place_.rank, place_.size, place_.local_rank, HostName(), FreePort()});
@@ -447,7 +448,7 @@ class RankProcess {
   bool stopped_ = false;
   bool told_ = false;  // to stop, by a signal
   bool killed_ = false;
-  bool heard_ = false;  // by sirtakirun, to the end
+  bool is_lost_ = false;  // sirtakirun, before it had all
   bool half_closed_ = false;
   std::optional<EndMessage> end_;
   bool said_ = false;  // how it has ended

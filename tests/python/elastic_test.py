@@ -96,6 +96,37 @@ def test_a_gradient_scaler_stays_the_object_that_the_program_has(rank):
     assert state.scaler is scaler and scaler.get_scale() == 2.0
 
 
+def test_a_model_may_have_a_state_beside_its_tensors(rank):
+    class Counting(torch.nn.Linear):
+        seen = 0
+
+        def get_extra_state(self):
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    model = Counting(2, 2)
+    model.seen = rank + 5
+    state = hvd.elastic.TorchState(model=model)
+    state.sync()
+    assert model.seen == 5
+    support.assert_same_everywhere(hvd, model.parameters())
+
+
+@pytest.mark.parametrize("kind", [hvd.GradScaler, torch.amp.GradScaler])
+def test_a_scaler_may_be_disabled(rank, kind):
+    model, optimizer = training(rank)
+    scaler = kind("cpu", enabled=False)
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, scaler=scaler)
+    state.sync()
+    state.restore()
+    scaler.load_state_dict(scaler.state_dict())
+    hvd.elastic.reset()
+    state.reset()
+    one_step(model, optimizer, support.batches(rank)[0])
+
+
 def test_another_model_may_take_the_place():
     state = hvd.elastic.TorchState(model=torch.nn.Linear(1, 1))
     other = torch.nn.Linear(2, 2)

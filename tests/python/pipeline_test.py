@@ -511,6 +511,47 @@ def test_a_tied_parameter_is_one_in_the_unsplit_optimizer(rank, size):
         assert torch.equal(again.state[parameter]["momentum_buffer"], optimizer.state[parameter]["momentum_buffer"])
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9)])
+def test_tied_parameters_on_one_rank_have_states_of_their_own_when_they_are_loaded(kind):
+    def trained(steps, state=None, optimizer_state=None):
+        model = pipeline(ties=[["0.0.weight", "1.0.weight"]])
+        if state is not None:
+            model.load_state_dict(state)
+        optimizer = kind(model.parameters(), 0.05)
+        if optimizer_state is not None:
+            model.load_optimizer_state_dict(optimizer, optimizer_state)
+        for step in range(*steps):
+            optimizer.zero_grad()
+            model.train_batch(*data(step))
+            optimizer.step()
+        return model.full_state_dict(), model.full_optimizer_state_dict(optimizer)
+
+    through, _ = trained((0, 5))
+    again, _ = trained((2, 5), *trained((0, 2)))
+    assert all(torch.equal(again[name], value) for name, value in through.items())
+
+
+def test_a_state_that_has_a_tied_parameter_once_is_loaded_into_all_places():
+    model = pipeline(ties=[["0.0.weight", f"{LAYERS - 1}.0.weight"]])
+    state = {name: value for name, value in unsplit().state_dict().items() if name != f"{LAYERS - 1}.0.weight"}
+    state["0.0.weight"] = torch.full((WIDTH, WIDTH), 7.0)
+    model.load_state_dict(state)
+    whole = model.full_state_dict()
+    assert torch.equal(whole[f"{LAYERS - 1}.0.weight"], state["0.0.weight"])
+
+
+def test_a_model_with_a_forward_of_its_own_and_a_root_that_does_not_exist_are_refused(size):
+    class Scaled(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * 10
+
+    with pytest.raises(TypeError, match="a forward\\(\\) of its own"):
+        pipeline(Scaled(*unsplit()))
+    model = pipeline()
+    with pytest.raises(hvd.InvalidArgumentError, match="root rank 99 is not in the job"):
+        model.full_state_dict(root_rank=99)
+
+
 @pytest.mark.parametrize("names", [("weight", "other"), ("other", "weight")])
 def test_a_parameter_that_is_tied_within_a_layer_is_one_in_the_unsplit_optimizer(names):
     class Twice(nn.Module):

@@ -81,6 +81,12 @@ def test_a_model_is_converted(rank, size):
     support.assert_same_everywhere(hvd, list(converted.parameters()) + [b.double() for b in converted.buffers()])
 
 
+def test_a_module_that_stands_in_several_places_is_converted_once():
+    shared = nn.BatchNorm1d(2)
+    model = hvd.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(shared, nn.ReLU(), shared, nn.Sequential(shared)))
+    assert type(model[0]) is hvd.SyncBatchNorm and model[0] is model[2] is model[3][0]
+
+
 def test_statistics_that_are_not_tracked_for_a_while_stay(rank):
     norm = hvd.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3))
     norm.track_running_stats = False

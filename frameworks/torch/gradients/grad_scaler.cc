@@ -21,6 +21,7 @@
 #include "frameworks/torch/calls/blocking.h"
 #include "frameworks/torch/calls/call_forms.h"
 #include "frameworks/torch/gradients/gradient_unscaling.h"
+#include "frameworks/torch/gradients/parameter_gradient.h"
 #include "frameworks/torch/session/session_set.h"
 #include "frameworks/torch/state/optimizer_archive.h"
 #include "frameworks/torch/state/tensor_split.h"
@@ -50,12 +51,10 @@ void CheckTypes(const torch::optim::Optimizer& optimizer) {
   }
 }
 
-std::vector<at::Tensor> DefinedGradientsOf(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : detail::DistinctParametersOf(optimizer)) {
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  }
-  return gradients;
+std::vector<at::Tensor> ParametersWithGradients(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters = detail::DistinctParametersOf(optimizer);
+  std::erase_if(parameters, [](const at::Tensor& one) { return !one.grad().defined(); });
+  return parameters;
 }
 
 }  // namespace
@@ -111,7 +110,7 @@ struct GradScaler::State {
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Divided {
     WeakTensor gradient;
-    std::int64_t version;
+    std::uint64_t written;
   };
   struct Met {
     std::optional<detail::LateFlag> infinite;
@@ -119,18 +118,26 @@ struct GradScaler::State {
     bool stepped = false;
   };
 
+  // Grows when a backward() writes the gradient; without a DistributedOptimizer when anything does.
+  std::uint64_t WrittenOf(const at::Tensor& parameter) const {
+    const auto gradient =
+        detail::StateOf(given)->gradients().OfParameter(parameter.unsafeGetTensorImpl());
+    if (gradient) return gradient->writes();
+    return static_cast<std::uint64_t>(detail::VersionOf(parameter.grad()));
+  }
+
   // Throws where the optimizer has a gradient that was divided with another optimizer's.
   void CheckDividedOnce(const torch::optim::Optimizer& optimizer) const {
-    std::unordered_map<const void*, std::int64_t> divided;
+    std::unordered_map<const void*, std::uint64_t> divided;
     for (const auto& [other, of_other] : met) {
-      for (const auto& [gradient, version] : of_other.divided) {
-        divided[gradient._unsafe_get_target()] = version;
+      for (const auto& [gradient, written] : of_other.divided) {
+        divided[gradient._unsafe_get_target()] = written;
       }
     }
-    for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
-      const auto found = divided.find(gradient.unsafeGetTensorImpl());
-      // Another version may be of another backward().
-      if (found == divided.end() || found->second != detail::VersionOf(gradient)) continue;
+    if (divided.empty()) return;
+    for (const at::Tensor& parameter : ParametersWithGradients(optimizer)) {
+      const auto found = divided.find(parameter.grad().unsafeGetTensorImpl());
+      if (found == divided.end() || found->second != WrittenOf(parameter)) continue;
       ThrowInvalidScale(
           "the gradient of a parameter of two optimizers was divided by the scale already, with "
           "those of the other optimizer: give the parameter to one of them, or make their steps "
@@ -216,9 +223,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   State::Met& met = state_->met[&optimizer];
   met.infinite.emplace(infinite);
-  for (const at::Tensor& gradient : DefinedGradientsOf(optimizer)) {
+  for (const at::Tensor& parameter : ParametersWithGradients(optimizer)) {
     met.divided.push_back(
-        {State::WeakTensor(gradient.getIntrusivePtr()), detail::VersionOf(gradient)});
+        {State::WeakTensor(parameter.grad().getIntrusivePtr()), state_->WrittenOf(parameter)});
   }
 }
 

@@ -60,6 +60,11 @@ bool GradientHistory::fresh() const {
   return fresh_;
 }
 
+bool GradientHistory::has_average() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return average_.has_value();
+}
+
 bool GradientHistory::on_average() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return on_average_;

@@ -32,6 +32,7 @@ class GradientHistory {
   // The last pass has made the gradient, and not added to one.
   bool fresh() const;
   bool on_average() const;
+  bool has_average() const;
   // The program has not changed `.grad` since it was noted last, as far as autograd knows: clipping by
   // LibTorch's own functions leaves no trace.
   bool Holds(const at::Tensor& gradient) const;

@@ -15,6 +15,7 @@
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/state/fused_step.h"
 #include "frameworks/torch/state/tensor_split.h"
+#include "frameworks/torch/tensors/tensor_bridge.h"
 #include "frameworks/torch/tensors/throw.h"
 
 namespace sirtaki::detail {

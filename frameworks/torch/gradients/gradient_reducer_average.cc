@@ -27,7 +27,7 @@ void GradientReducer::Impl::SubmitUnlessReported(const GradientPtr& member) {
     member->RefuseAfterThrow();
   } else {
     // A parameter may have been added since.
-    member->SubmitMissing(/*averaged=*/step_.averages > 0 && member->averages() > 0,
+    member->SubmitMissing(/*averaged=*/step_.averages > 0 && member->has_average(),
                           /*in_step=*/under_way_->refuses_late);
   }
 }

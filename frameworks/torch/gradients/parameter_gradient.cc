@@ -125,15 +125,15 @@ void ParameterGradient::NoteHooksLate() {
 void ParameterGradient::HookTensor() {
   torch::autograd::impl::materialize_autograd_meta(what_.parameter);
   auto& hooks = torch::autograd::impl::hooks(what_.parameter);
-  const auto is_own = [this](const auto& hook) { return hook.get() == tensor_hook_; };
+  const auto is_of = [](const auto& hook, const ParameterGradient* gradient) {
+    const auto* const of_node = dynamic_cast<const NodeHook*>(hook.get());
+    return of_node != nullptr && of_node->gradient.lock().get() == gradient;
+  };
+  const auto is_own = [&](const auto& hook) { return is_of(hook, this); };
   if (std::any_of(hooks.begin(), hooks.end(), is_own)) return;
   // Programs may make optimizers again and again.
-  std::erase_if(hooks, [](const auto& hook) {
-    const auto* const of_gradient = dynamic_cast<const NodeHook*>(hook.get());
-    return of_gradient != nullptr && of_gradient->gradient.expired();
-  });
+  std::erase_if(hooks, [&](const auto& hook) { return is_of(hook, nullptr); });
   hooks.push_back(std::make_unique<NodeHook>(weak_from_this()));
-  tensor_hook_ = hooks.back().get();
 }
 
 bool ParameterGradient::HookNode() {
@@ -142,7 +142,6 @@ bool ParameterGradient::HookNode() {
   if (node == node_ || !node) return false;
   node->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this()));
   node->add_post_hook(std::make_unique<AfterHook>(weak_from_this()));
-  takes_part_ = true;
   node_ = std::move(node);
   return true;
 }
@@ -214,6 +213,7 @@ bool ParameterGradient::IsLaterAverage() const {
 // Before the node adds to memory that the reduction is reading.
 void ParameterGradient::OnAccumulate() {
   if (set_.session->gone()) return;
+  takes_part_ = true;  // it may have been unfrozen since Attach
   const bool counts = what_.rule->at_backward && !gate_.held();
   if (counts) JoinEnds();
   if (gate_.reported()) ThrowWrittenAgain();
@@ -232,6 +232,7 @@ void ParameterGradient::OnAccumulate() {
 void ParameterGradient::OnGradient(const at::Tensor& incoming) {
   // The optimizer says so in step(); a later session's may be at work on the same parameter.
   if (set_.session->gone()) return;
+  ++writes_;
   set_.session->session().observation().steps().NoteGradient();
   switch (gate_.Arrive()) {
     case fusion::GradientGate::Arrival::kEarly:

@@ -92,6 +92,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
 
   // How often it was averaged, whether that went well or not.
   std::uint64_t averages() const { return averages_; }
+  // An average was put into `.grad` since zero_grad().
+  bool has_average() const { return history_.has_average(); }
+  // How often a backward() has written it.
+  std::uint64_t writes() const { return writes_; }
 
   // ---- buckets: where it goes together with others, from the next Submit on ----
   // This rank has seen this of the gradient in the last average.
@@ -221,8 +225,6 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   fusion::GradientGate gate_;
   std::mutex node_mutex_;                        // guards node_, which autograd's threads ask for
   std::shared_ptr<torch::autograd::Node> node_;  // the last that has got the hooks
-  // The hook at the tensor, which it keeps; only looked for.
-  const torch::autograd::FunctionPreHook* tensor_hook_ = nullptr;
   std::atomic<bool> takes_part_{false};
   // `.grad` was there before the node had them, and was not averaged since.
   bool hooks_late_ = false;
@@ -236,6 +238,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   std::atomic<std::shared_ptr<BucketPart>> part_;
   bool shared_ = false;
   std::uint64_t averages_ = 0;
+  std::atomic<std::uint64_t> writes_{0};
   GradientHistory history_;
   bool delivered_ = false;  // an average, since it was last noted
   at::Tensor shard_;        // of it, if its work has brought it

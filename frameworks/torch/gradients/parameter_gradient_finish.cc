@@ -41,6 +41,7 @@ void ParameterGradient::Deliver(const at::Tensor& average) {
 
 void ParameterGradient::NoteDelivered() {
   if (!std::exchange(delivered_, false)) return;
+  hooks_late_ = false;
   at::Tensor& gradient = what_.parameter.mutable_grad();
   if (!what_.counts->shards || !gradient.defined() || gradient.is_sparse()) {
     return history_.NoteAverage(gradient);
@@ -320,7 +321,6 @@ core::Status ParameterGradient::Finish(GpuWaits& waits) {
 
 void ParameterGradient::Clear() {
   history_.ForgetPasses();
-  hooks_late_ = false;
   if (under_way_) ReleasePart();
   under_way_.reset();
 }

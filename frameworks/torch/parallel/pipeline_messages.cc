@@ -178,6 +178,14 @@ void PipelineMessages::CheckHandedOver(const Edge& edge, const Tensors& tensors)
     what += "tensor " + std::to_string(differ.first - before.begin()) + " was " +
             differ.first->Text() + " and is " + differ.second->Text();
   }
+  const auto is_alike = [](PipelineTensor a, const PipelineTensor& b) {
+    a.requires_grad = b.requires_grad;
+    return a == b;
+  };
+  if (std::equal(before.begin(), before.end(), now.begin(), now.end(), is_alike)) {
+    ThrowInvalid(what +
+                 "; where all that a stage computes is frozen or unfrozen, make the pipeline anew");
+  }
   ThrowInvalid(what +
                "; give batches of one size (leave out a last one that is "
                "smaller), and make shapes depend on nothing else");

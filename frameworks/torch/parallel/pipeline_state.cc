@@ -295,11 +295,20 @@ void SaveOwn(const StateCall& call, Optimizer& optimizer, OutputArchive& own) {
   SaveOptimizer(optimizer, own);
 }
 
+// Another copy of the pipeline may have the rank. Without a root (-1) all ranks are.
+bool HasRoot(const SessionSet& row, int root_rank) {
+  return root_rank < 0 || row.members.ranks.Contains(root_rank);
+}
+void CheckRootOfJob(int root_rank, const SessionSet& row) {
+  if (root_rank >= 0) CheckRoot(root_rank, SessionSet(row.session, ProcessSet()));
+}
+
 }  // namespace
 
 void SaveFullModel(const StateCall& call, const torch::nn::Module& module, int root_rank,
                    OutputArchive& archive) {
-  if (root_rank >= 0) CheckRoot(root_rank, call.row);
+  CheckRootOfJob(root_rank, call.row);
+  if (!HasRoot(call.row, root_rank)) return;
   OutputArchive own;
   OnAllRanks(call, [&] { WriteModule(module, "", whole_state(module, c10::kCPU), own); });
   OnAllRanks(call, [&] {
@@ -321,10 +330,11 @@ void LoadFullModel(torch::nn::Module& module, InputArchive& archive) {
 
 void SaveFullOptimizer(const StateCall& call, const NamedTensors& parameters, Optimizer& optimizer,
                        int root_rank, OutputArchive& archive) {
-  if (root_rank >= 0) CheckRoot(root_rank, call.row);
+  CheckRootOfJob(root_rank, call.row);
   const WholeGroups groups(call, optimizer, parameters);
   OutputArchive own;
   OnAllRanks(call, [&] { SaveOwn(call, optimizer, own); });
+  if (!HasRoot(call.row, root_rank)) return;
   const OtherState other(optimizer);
   OnAllRanks(call, [&] {
     States states;
@@ -369,7 +379,7 @@ void LoadFullOptimizer(const StateCall& call, const NamedTensors& parameters,
           tie.begin(), tie.end(), [&](const std::string& name) { return states[name] != nullptr; });
       if (has == tie.end()) continue;
       for (const std::string& name : tie) {
-        if (!states[name]) states[name] = states[*has]->clone();
+        if (!states[name]) states[name] = CopyOfState(*states[*has]);
       }
     }
     for (const auto& [name, parameter] : parameters) {

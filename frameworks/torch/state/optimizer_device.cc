@@ -77,6 +77,14 @@ std::optional<Tensors> TensorsOfState(OptimizerParamState& state) {
   return std::nullopt;
 }
 
+std::unique_ptr<OptimizerParamState> CopyOfState(const OptimizerParamState& state) {
+  std::unique_ptr<OptimizerParamState> copy = state.clone();
+  for (at::Tensor* const tensor : TensorsOfState(*copy).value_or(Tensors())) {
+    if (tensor->defined()) *tensor = tensor->clone();
+  }
+  return copy;
+}
+
 void PutStateOnDevices(torch::optim::Optimizer& optimizer) {
   for (const at::Tensor& parameter : ParametersOf(optimizer)) {
     if (parameter.device().is_cpu()) continue;

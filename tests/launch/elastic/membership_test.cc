@@ -1,5 +1,6 @@
 #include "launch/elastic/membership.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -1187,6 +1188,18 @@ TEST(MembershipTest, OneThatAsksAfterAnotherHasFinishedMakesTheJobFail) {
 3.1 kill 1: the program has ended elsewhere
 3.2 end of the job, 1: worker 0 on host a has ended with exit code 0 while worker 1 on host a went on, which has lost its group by that: let all ranks end at the same place
 )");
+}
+
+TEST(MembershipTest, OneThatFailsWhereOthersEndWellMakesTheJobFail) {
+  for (const bool first : {true, false}) {
+    const std::string played = Played(Limits(2, 2), std::string(R"(0 hosts a:2
+    1 ready 0,1
+    2 joined 0,1 1
+    )") + (first ? "3 failed 0\n    4 finished 1\n    5 failed 2"
+                 : "3 finished 1\n    4 failed 0"));
+    EXPECT_THAT(played,
+                testing::HasSubstr("end of the job, 3: worker 0 on host a: died of SIGKILL"));
+  }
 }
 
 // Others have given copies of shards to it, since nobody has told them that it leaves.

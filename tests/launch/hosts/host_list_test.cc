@@ -47,6 +47,7 @@ TEST(HostListTest, RefusesWhatIsNoListOfHosts) {
 }
 
 TEST(HostListTest, ReadsBothFormsOfAFile) {
+  EXPECT_EQ(OfFile("a slots = 4 max-slots=8\nb max_slots = 2\n"), OfFile("a slots=4\nb\n"));
   EXPECT_EQ(OfFile("# our cluster\na slots=4\n\n  b:2   # the old one\r\nc\n\td\tslots=1"),
             "a:4,b:2,c:1,d:1");
 }

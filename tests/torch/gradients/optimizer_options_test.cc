@@ -911,6 +911,26 @@ TEST(LaterTest, AHookOfTheProgramsHidesNoGradient) {
   });
 }
 
+// The cure that the refusal names works after it, too.
+TEST(LaterTest, ALateGradientIsAveragedBySynchronizeAfterItsRefusal) {
+  RunTorchRanks(2, [](int rank) {
+    auto first = OptionZeros(2);
+    auto added = OptionZeros(2);
+    auto optimizer = WrapWith({{"first", first}}, Options().op(ReduceOp::Sum));
+    optimizer.zero_grad();
+    optimizer.add_param_group(torch::optim::OptimizerParamGroup({added}));
+    Slope(torch::cat({first, added}), rank + 1).backward();
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THAT(ErrorOf(ErrorCode::InvalidArgument, [&] { optimizer.step(); }),
+                  HasSubstr("the parameter was added"));
+    }
+    optimizer.synchronize();
+    optimizer.step();
+    EXPECT_EQ(First(first), -3);
+    EXPECT_EQ(First(added), -3);
+  });
+}
+
 TEST(LaterTest, AGradientThatNoBackwardHasAveragedIsNotTakenFromAStep) {
   for (const bool by_synchronize : {false, true}) {
     RunTorchRanks(2, [by_synchronize](int rank) {

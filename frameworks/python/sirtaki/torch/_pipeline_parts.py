@@ -51,6 +51,9 @@ class Parts:
     def __init__(self, stages: Stages, are_layers: bool) -> None:
         pairs: Iterable[Tuple[str, Any]]
         if isinstance(stages, torch.nn.Sequential):
+            if type(stages).forward is not torch.nn.Sequential.forward:
+                raise TypeError(f"stages is a {type(stages).__name__} with a forward() of its own, which stages do not call: give "
+                                "its layers as a list, and make what it does beside them a layer")
             pairs = stages._modules.items()
         elif isinstance(stages, Mapping):
             pairs = stages.items()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -26,6 +27,8 @@ def _copied(value: Any) -> Any:
 
 def _of_ranks(own: Any, process_set: ProcessSet, root_rank: Optional[int]) -> Optional[List[Any]]:
     """What each rank has, on all ranks or on one. The others have that of one rank at a time. Collective."""
+    if root_rank is not None and not 0 <= root_rank < _C.size():
+        raise InvalidArgumentError(f"root rank {root_rank} is not in the job: its ranks are 0 to {_C.size() - 1}")
     wanted = root_rank in (None, _C.rank())
     kept = []
     for rank in _impl_of(process_set).ranks():
@@ -52,6 +55,18 @@ def merged_states(
     whole._metadata = OrderedDict()  # type: ignore[attr-defined]  # of what version its modules are
     for _, metadata in parts:
         whole._metadata.update(metadata or {})  # type: ignore[attr-defined]
+    return whole
+
+
+def with_all_tied(state_dict: Mapping[str, Any], ties: Sequence[Sequence[str]]) -> Dict[str, Any]:
+    """A state may have a tied parameter once; the unsplit model has it in all places then."""
+    whole: Dict[str, Any] = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):
+        whole._metadata = state_dict._metadata  # type: ignore[attr-defined]
+    for tie in ties:
+        given = next((whole[name] for name in tie if name in whole), None)
+        if given is not None:
+            whole.update((name, given) for name in tie if name not in whole)
     return whole
 
 
@@ -143,6 +158,7 @@ def part_of_optimizer_state(state_dict: Dict[str, Any], groups: _Groups, whole: 
         raise InvalidArgumentError(f"the state is of an optimizer with {sizes} parameters in its groups; the model's has "
                                    f"{wanted}")
     state: Dict[int, Any] = {}
+    used: Set[int] = set()
     param_groups: List[Dict[str, Any]] = []
     for saved, names in zip(state_dict["param_groups"], groups.names):
         begin = sum(len(group["params"]) for group in param_groups)
@@ -151,5 +167,8 @@ def part_of_optimizer_state(state_dict: Dict[str, Any], groups: _Groups, whole: 
         param_groups.append({**options, "params": list(numbers)})
         for number, name in zip(numbers, names):
             if whole.number(name) in state_dict["state"]:
-                state[number] = state_dict["state"][whole.number(name)]
+                of_parameter = state_dict["state"][whole.number(name)]
+                # Tied parameters on one rank have states of their own.
+                state[number] = copy.deepcopy(of_parameter) if whole.number(name) in used else of_parameter
+                used.add(whole.number(name))
     return {"state": state, "param_groups": param_groups}

@@ -76,13 +76,15 @@ def _compare(found_inf: torch.Tensor, scale: torch.Tensor, sets: List[ProcessSet
     return flag[0]
 
 
+_STEPS_COMPARED = 16  # of those of fused optimizers one in so many
 _scalers: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
 
 
-def forget_unscaled() -> None:
-    """What was unscaled belongs to a step that is not made."""
-    for scaler in _scalers:
-        scaler._forget_unscaled()
+def forget_unscaled(*scalers: torch.amp.GradScaler) -> None:
+    """What these have unscaled, or else all of ours, belongs to a step that is not made."""
+    for scaler in scalers or list(_scalers):
+        if scaler.is_enabled():
+            scaler._per_optimizer_states.clear()
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -96,14 +98,12 @@ class GradScaler(torch.amp.GradScaler):
     def __init__(self, *args: Any, process_set: Optional[ProcessSet] = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._process_set = process_set
+        self._fused_steps = 0
         _scalers.add(self)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._forget_unscaled()  # it was unscaled by another scale
-
-    def _forget_unscaled(self) -> None:
-        self._per_optimizer_states.clear()
+        forget_unscaled(self)  # it was unscaled by another scale
 
     def _sets_of(self, optimizer: torch.optim.Optimizer) -> List[ProcessSet]:
         if not self._enabled:
@@ -150,7 +150,10 @@ class GradScaler(torch.amp.GradScaler):
         if sets and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             # A fused optimizer looks itself for what is not finite, among the gradients of this rank.
             if getattr(optimizer, "_step_supports_amp_scaling", False) and not _has_own_gradients(optimizer):
-                _compare(torch.zeros(()), self._make_scale(optimizer), sets)
+                # It waits for no GPU, which the comparison does.
+                if self._fused_steps % _STEPS_COMPARED == 0:
+                    _compare(torch.zeros(()), self._make_scale(optimizer), sets)
+                self._fused_steps += 1
             else:
                 self.unscale_(optimizer)
         if not isinstance(optimizer, _DistributedOptimizer):

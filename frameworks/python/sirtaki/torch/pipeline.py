@@ -13,7 +13,7 @@ from sirtaki.torch._library import _C
 from sirtaki.torch._mesh import Mesh
 from sirtaki.torch._pipeline_parts import Parts, StageFunction, Stages, Tensors, one_or_all, stage_function, tensors_in
 from sirtaki.torch._pipeline_state import (
-    WholeGroups, groups_of, merged_optimizer_states, merged_states, part_of_optimizer_state, part_of_state,
+    WholeGroups, groups_of, merged_optimizer_states, merged_states, part_of_optimizer_state, part_of_state, with_all_tied,
 )
 from sirtaki.torch._shards import parameters_of
 from sirtaki.torch.functions import agreed
@@ -278,8 +278,7 @@ class Pipeline(torch.nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Loads this rank's layers, of the state of the whole model or of these layers. Not collective."""
-        part = part_of_state(dict(state_dict) if not hasattr(state_dict, "_metadata") else state_dict,  # type: ignore[arg-type]
-                             list(self._modules), self._names)
+        part = part_of_state(with_all_tied(state_dict, self._ties), list(self._modules), self._names)
         loaded = super().load_state_dict(part, strict=strict, assign=assign)
         for names in self._shared if assign else ():
             _share(self, names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -64,6 +64,15 @@ class SyncBatchNorm(_BatchNorm):
     ) -> torch.nn.Module:
         """Returns the module with each BatchNorm1d, 2d and 3d in it replaced by a SyncBatchNorm that has the same
         parameters and buffers. Not collective, but every rank has to do it."""
+        return cls._convert(module, process_set, {})
+
+    @classmethod
+    def _convert(
+        cls, module: torch.nn.Module, process_set: ProcessSet, made: Dict[torch.nn.Module, torch.nn.Module]
+    ) -> torch.nn.Module:
+        """``made``: a module may stand in several places, and is one afterwards too."""
+        if module in made:
+            return made[module]
         converted = module
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             converted = cls(
@@ -77,6 +86,8 @@ class SyncBatchNorm(_BatchNorm):
             for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
                 setattr(converted, name, getattr(module, name))
             converted.training = module.training
-        for name, child in module.named_children():
-            converted.add_module(name, cls.convert_sync_batchnorm(child, process_set))
+        made[module] = converted
+        for name, child in module._modules.items():
+            if child is not None:
+                converted._modules[name] = cls._convert(child, process_set, made)
         return converted

@@ -12,6 +12,7 @@ import torch
 import sirtaki.torch as hvd
 from sirtaki.torch._library import _C
 from sirtaki.torch._shards import ReceivedShards, check_steps, is_cut, steps_of
+from sirtaki.torch.amp import forget_unscaled
 from sirtaki.torch.functions import _named
 from sirtaki.torch.optimizer_state import part_of, shape_of
 
@@ -109,13 +110,23 @@ class ModelStateHandler(_TrainingHandler):
         return self.value.modules()
 
     def named_tensors(self) -> List[Tuple[str, torch.Tensor]]:
-        return _named(self.value.state_dict(keep_vars=True))
+        return _named(self._split_state()[0])
+
+    def _split_state(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, Any]]:
+        """The tensors of the state, and what modules' get_extra_state() has put there beside them."""
+        state = self.value.state_dict(keep_vars=True)
+        return ({name: value for name, value in state.items() if value is None or isinstance(value, torch.Tensor)},
+                {name: value for name, value in state.items() if value is not None and not isinstance(value, torch.Tensor)})
 
     def describe(self) -> Any:
-        return [(name, str(tensor.dtype), tuple(tensor.shape), *part_of(tensor)) for name, tensor in self.named_tensors()]
+        return [*((name, str(tensor.dtype), tuple(tensor.shape), *part_of(tensor)) for name, tensor in self.named_tensors()),
+                *self._split_state()[1]]
 
     def sync(self) -> None:
-        hvd.broadcast_parameters(self.value.state_dict(keep_vars=True), root_rank=self.root_rank)
+        tensors, others = self._split_state()
+        hvd.broadcast_parameters(tensors, root_rank=self.root_rank)
+        if others:
+            self.value.load_state_dict(hvd.broadcast_object(others, root_rank=self.root_rank), strict=False)
 
     def look(self) -> None:
         """Notes the modules and parameters that there are, for a step()."""
@@ -291,16 +302,12 @@ class GradScalerStateHandler(_StateDictHandler):
         return f"a GradScaler, {'enabled' if self.value.is_enabled() else 'disabled'}"
 
     def restore(self) -> None:
-        self._forget_unscaled()
+        forget_unscaled(self.value)
         super().restore()
 
     def restore_step(self) -> None:
-        self._forget_unscaled()
+        forget_unscaled(self.value)
         super().restore_step()
-
-    def _forget_unscaled(self) -> None:
-        """What a step that is not made has unscaled says nothing of the next one."""
-        self.value._per_optimizer_states.clear()
 
 
 class SamplerStateHandler(_StateDictHandler):
