@@ -168,6 +168,13 @@ over_mpi() {
 verdict() { sed -n 's/^sirtakirun: //p' "$errors"; }
 is_page() { grep -qE '^-{20,}$|^(mpirun|mpiexec|prterun) (noticed|detected|has exited)' "$errors"; }
 
+launcher_dies() {
+  echo "--- where the launcher is killed another attempt begins when the ranks of the one before have ended"
+  PIDS=$work/left run 0 -np 1 --max-restarts 1 bash -c 'trap "" TERM
+    if [ -s "$PIDS" ]; then ! kill -0 "$(cat "$PIDS")" || exit 9; exit 0; fi
+    echo $$ >"$PIDS"; kill -KILL "$(ps -o ppid= -p "$PPID" | tr -d " ")"; while true; do sleep 0.2; done'
+  says "$errors" "sirtakirun: starting again, 1 of 1"
+}
 fault_comes_first() {
   echo "--- the first fault that a rank has told is the cause, whoever caught it, and mpirun's page is not shown"
   of_open_mpi ", and lets rank 0 be" || return 0
@@ -206,5 +213,5 @@ page_with_verbose() {
   is_page || fail "mpirun's page is not there"
 }
 
-together fault_comes_first exits_in_a_handler leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it group_of_its_own unwilling stopped_itself
+together launcher_dies fault_comes_first exits_in_a_handler leaves_early page_with_verbose mpirun_is_killed rank_fails rank_is_killed rank_crashes throws raises ends_with_it group_of_its_own unwilling stopped_itself
 together again again_in_vain again_without_what_is_around cause over_mpi
