@@ -1,6 +1,7 @@
 #include "launch/plan/placement.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
 #include <utility>
 
@@ -76,13 +77,22 @@ Status ChooseRanks(const LaunchOptions& options, bool some_gone, Placement* plac
   return Status::Ok();
 }
 
+// Names of hosts are the same in capital letters.
+bool AreSameNames(std::string_view a, std::string_view b) {
+  const auto lower = [](unsigned char c) { return std::tolower(c); };
+  return std::ranges::equal(a, b, {}, lower, lower);
+}
+
 }  // namespace
 
 bool IsThisMachine(std::string_view host, const ThisMachine& machine) {
-  if (host == "localhost" || host.starts_with("127.")) return true;
+  if (AreSameNames(host, "localhost") || host.starts_with("127.")) return true;
   const std::string_view own = machine.name;
-  return host == own || host == own.substr(0, own.find('.')) ||
-         machine.full_name.starts_with(std::string(host) + ".") || host == machine.full_name ||
+  const std::string_view full = machine.full_name;
+  return AreSameNames(host, own) || AreSameNames(host, own.substr(0, own.find('.'))) ||
+         AreSameNames(host, full) ||
+         (full.substr(std::min(host.size(), full.size())).starts_with('.') &&
+          AreSameNames(host, full.substr(0, host.size()))) ||
          std::any_of(machine.interfaces.begin(), machine.interfaces.end(),
                      [host](const Interface& one) { return host == AddressOf(one); });
 }
