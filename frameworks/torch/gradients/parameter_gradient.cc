@@ -32,8 +32,8 @@ using torch::autograd::variable_list;
 namespace {
 
 // Hooks stay in the graph of whoever keeps it alive, longer than the optimizer, and then do nothing.
-// They are never taken out: autograd may be running this very hook on another thread, or on this one
-// if it held the last reference to the gradient.
+// The optimizer's end takes none out: autograd may be running this very hook on another thread, or on
+// this one if it held the last reference to the gradient.
 template <class Base>
 struct GradientHook : Base {
   explicit GradientHook(std::weak_ptr<ParameterGradient> to) : gradient(std::move(to)) {}
@@ -109,11 +109,10 @@ ParameterGradient::ParameterGradient(Description description, SessionSet set)
 ParameterGradient::~ParameterGradient() { Clear(); }
 
 void ParameterGradient::Attach() {
-  const bool is_first = node_ == nullptr;
   if (!what_.rule->of_steps()) HookTensor();
   if (!what_.parameter.requires_grad()) return;
   takes_part_ = true;
-  if (!what_.rule->of_steps() && HookNode() && !is_first) NoteHooksLate();
+  if (!what_.rule->of_steps() && HookNode()) NoteHooksLate();
 }
 
 void ParameterGradient::NoteHooksLate() {
@@ -142,8 +141,7 @@ bool ParameterGradient::HookNode() {
   if (node == node_ || !node) return false;
   node->add_pre_hook(std::make_unique<BeforeHook>(weak_from_this()));
   node->add_post_hook(std::make_unique<AfterHook>(weak_from_this()));
-  node_ = std::move(node);
-  return true;
+  return std::exchange(node_, std::move(node)) != nullptr;
 }
 
 // A parameter may have been unfrozen, or have got another node.

@@ -76,7 +76,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // zero_grad() was called: nothing that `.grad` holds counts.
   void BeginStep();
   // ---- called by the hooks ----
-  // Gives the parameter's node the hooks, if it has none yet. Returns whether it had none.
+  // Gives the parameter's node the hooks, if it has none yet. Returns whether it did, and another node
+  // had them before.
   bool HookNode();
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
