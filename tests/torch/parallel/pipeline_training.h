@@ -19,8 +19,8 @@ using Tensors = std::vector<torch::Tensor>;
 // A stage with a linear layer. It takes one tensor and those of skip connections, which it adds, and
 // returns one, and one for each skip connection that it has.
 struct StageImpl : torch::nn::Module {
-  StageImpl(int number, int width, int skips_out, bool drops)
-      : skips(skips_out), drops(drops), seed(100 + number) {
+  StageImpl(int number, int width, int skips_out, bool drops_some)
+      : skips(skips_out), drops(drops_some), seed(100 + number) {
     torch::manual_seed(static_cast<std::uint64_t>(number));
     linear = register_module("linear", torch::nn::Linear(width, width));
   }
