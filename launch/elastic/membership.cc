@@ -358,7 +358,7 @@ void Membership::Finish(TimePoint now) {
   }
   // No process outlives its killing but one that hangs in its host's kernel, maybe for ever.
   const std::string what = killed.empty() ? "" : NamesOf(killed) + std::string(kDoesNotEnd);
-  // Of this generation: whoever has replaced one that failed was in the next.
+  // The first failure is of this generation: what replaces a worker that failed begins another one.
   const auto& [failed, code] = first_failure_.value_or(std::pair(std::string(), 0));
   const std::string& text = finished_->empty() ? failed : *finished_;
   End(!text.empty() && code == 0 ? 1 : code,

@@ -213,7 +213,7 @@ class Job {
     launcher_end_ = end;
     launcher_.Drain();
     output_.FinishLauncher();
-    // It has ended nobody: what ranks it has left would run on, and another attempt beside them.
+    // A launcher that is killed ends nobody: its ranks would run on, and another attempt beside them.
     if (end->kind == EndKind::kSignalled) course_.Fail(Clock::now(), core::Duration(0));
     const bool may_restart = options_.max_restarts > 0 && !course_.signalled();
     course_.NoteLauncherEnd(may_restart || OwnLauncherFailed(), Clock::now());

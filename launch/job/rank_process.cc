@@ -45,7 +45,7 @@ constexpr auto kConnectTimeout = std::chrono::seconds(20);
 constexpr auto kKillRankAfter = std::chrono::seconds(3);  // of the polite signal
 constexpr auto kDrainAfter =
     std::chrono::seconds(1);  // of the program's end: what it has left may still print
-// The last words have so long, in which a link that is down is noticed.
+// The last words have this time, within which a link that is down is noticed.
 constexpr auto kFarewell = std::chrono::seconds(15);
 constexpr auto kTellAgain = std::chrono::milliseconds(50);  // a program that had no room for it
 constexpr int kNoticesATurn = 16;

@@ -74,7 +74,8 @@ class SIRTAKI_API GradScaler {
 
   // Calls unscale_() if the program has not, then the optimizer's step(), unless a gradient of any
   // rank is infinite or NaN. Returns true if it stepped. Collective; once for an optimizer between
-  // two update(). Throws Mismatch if the ranks have different scales. With gradients on GPUs it waits until it is known there whether they are finite.
+  // two update(). Throws Mismatch if the ranks have different scales. With gradients
+  // on GPUs it waits until it is known there whether they are finite.
   bool step(torch::optim::Optimizer& optimizer);
 
   // Adapts the scale to what the steps since the last update() have met, or takes `new_scale` as

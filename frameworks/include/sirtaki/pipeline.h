@@ -171,11 +171,10 @@ class PipelineStage {
 
 using PipelineFactory = std::function<PipelineStage()>;
 
-// A Pipeline is a module with the layers of this rank alone, under the names that they have in the unsplit
-// model: their numbers, so that full states are of a model whose layers have names by number, as
-// Sequential gives them to layers without names. parameters(), train(), eval(), to() and saving work as ever. The constructor and the functions that
-// run or clip are collective over the row of ranks that have the stages. LBFGS, whose step looks at all
-// parameters at once, cannot train a pipeline: only the step of a plain one is not refused.
+// A Pipeline is a module with the layers of this rank alone, under their numbers in the unsplit model, as a
+// Sequential names layers without names: parameters(), train(), eval(), to() and saving work as ever. The
+// constructor and the functions that run or clip are collective over the row of ranks that have the stages.
+// LBFGS cannot train a pipeline, since it looks at all parameters at once: a plain one's step is not found.
 class SIRTAKI_API Pipeline : public torch::nn::Module {
  public:
   using Tensors = std::vector<at::Tensor>;

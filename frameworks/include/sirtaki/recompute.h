@@ -49,12 +49,11 @@ void AddTensors(std::vector<at::Tensor>& /*tensors*/, const T& /*no_tensor*/) {}
 //
 // The second run finds the random numbers of the first (of the default generators of the CPU, of the
 // current GPU, and of the others that the process uses), so that dropout drops the same, and the same
-// autocast; in both runs autocast keeps no weight that it has converted. No other thread, as one
-// of a data loader's, may draw from these generators while a function runs that draws from them: dropout
-// would drop others in backward(), and nothing notices. Give such threads generators of their own. What
-// else the function changes, it changes twice: the
-// running statistics of a batch norm, for instance. A collective within it is called again in
-// backward(), in the same order on all ranks.
+// autocast; in both runs autocast keeps no weight that it has converted. No other thread, as one of a
+// data loader's, may draw from these generators while a function runs that draws from them: dropout would
+// drop others in backward(), and nothing notices. Give such threads generators of their own. What else the
+// function changes, it changes twice: the running statistics of a batch norm, for instance. A collective
+// within it is called again in backward(), in the same order on all ranks.
 //
 // The function and the inputs are kept until backward(): capture modules by value (holders are
 // references), not locals by reference. What the function uses must not be changed in place until

@@ -54,25 +54,6 @@ std::string ValidateShape(const core::Signature& signature, const OwnTensor& own
   return {};
 }
 
-}  // namespace
-
-std::string ValidateReduction(const core::Signature& signature) {
-  if (!core::Reduces(signature.kind)) return {};
-  if (signature.reduction == ReduceOp::kAdasum && signature.kind != OpKind::kAllReduce) {
-    return "Adasum is for all-reduce only, not for " + KindOf(signature);
-  }
-  if (core::IsDefined(signature.reduction, signature.dtype)) return {};
-  const std::string op(core::ReduceOpName(signature.reduction));
-  const std::string dtype(core::DTypeName(signature.dtype));
-  const std::string operations = OperationsOf(signature.dtype, signature.kind);
-  return op + " is not defined for " + dtype + ": " +
-         (operations.empty() ? dtype + " has no reduction at all"
-                             : dtype + " takes " + operations) +
-         "; " + op + " takes " + TypesOf(signature.reduction);
-}
-
-namespace {
-
 std::string ValidateRoot(const core::Signature& signature, const core::RankRanges& members) {
   if (!core::HasRoot(signature.kind) || members.Contains(signature.root)) return {};
   return "root rank " + std::to_string(signature.root) + " is not among the ranks " +
@@ -144,6 +125,21 @@ std::string ValidateFactor(const char* name, double factor, const core::Signatur
 }
 
 }  // namespace
+
+std::string ValidateReduction(const core::Signature& signature) {
+  if (!core::Reduces(signature.kind)) return {};
+  if (signature.reduction == ReduceOp::kAdasum && signature.kind != OpKind::kAllReduce) {
+    return "Adasum is for all-reduce only, not for " + KindOf(signature);
+  }
+  if (core::IsDefined(signature.reduction, signature.dtype)) return {};
+  const std::string op(core::ReduceOpName(signature.reduction));
+  const std::string dtype(core::DTypeName(signature.dtype));
+  const std::string operations = OperationsOf(signature.dtype, signature.kind);
+  return op + " is not defined for " + dtype + ": " +
+         (operations.empty() ? dtype + " has no reduction at all"
+                             : dtype + " takes " + operations) +
+         "; " + op + " takes " + TypesOf(signature.reduction);
+}
 
 std::string ValidateRequest(const core::Signature& signature, const core::RankRanges& members,
                             const OwnTensor& own) {

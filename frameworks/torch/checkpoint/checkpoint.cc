@@ -135,8 +135,9 @@ std::string IdentityOf(const std::string& path, const std::vector<std::string>& 
 // what it needs; else rank 0 does all of it, and the ranks get the state from it. Collective.
 void ReadShards(const std::string& path, detail::LoadedParts& loaded, const StatePtr& state) {
   if (loaded.shards().empty()) return;
-  const int rank = state->topology().rank;
-  const int ranks = state->topology().size;
+  const core::Topology& topology = state->topology();
+  const int rank = topology.rank;
+  const int ranks = topology.size;
   // A file that this rank cannot open is not there for it.
   bool each = false;
   (void)ErrorOf([&] { each = ranks > 1 && loaded.CanReadOwnShards(path); });
@@ -149,13 +150,12 @@ void ReadShards(const std::string& path, detail::LoadedParts& loaded, const Stat
     detail::AgreeOnErrors("load_checkpoint", error.empty() ? error : path + ": " + error, state);
   };
   // Where hosts have copies of their own, each host checks what it has.
-  const core::Topology& topology = state->topology();
-  const bool are_copies = only_own && topology.local_size < topology.size &&
+  const bool are_copies = only_own && topology.local_size < ranks &&
                           !detail::ExchangeLists("load_checkpoint/files",
                                                  {IdentityOf(path, loaded.shards())}, "", state)
                                .empty();
-  const int self = are_copies ? topology.local_rank : topology.rank;
-  const int sharing = are_copies ? topology.local_size : topology.size;
+  const int self = are_copies ? topology.local_rank : rank;
+  const int sharing = are_copies ? topology.local_size : ranks;
   together([&] {
     int number = 0;
     for (const std::string& name : loaded.shards()) {

@@ -244,15 +244,13 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (met.infinite->is_of_gpu()) detail::ThrowIfError(detail::StateOf(state_->given)->Check());
   // Optimizers of several process sets may have skipped other steps than those of other ranks.
   if (met.infinite->At(1) != -met.infinite->At(2)) {
-    detail::ThrowStatus(core::Status(core::StatusCode::kMismatch,
-                                     "GradScaler: the ranks have different scales, from " +
-                                         std::to_string(-met.infinite->At(2)) + " to " +
-                                         std::to_string(met.infinite->At(1)) +
-                                         ", by which the gradients were divided: call broadcast(), "
-                                         "which gives all the same, and "
-                                         "zero_grad(), and backward() anew; optimizers of "
-                                         "different process sets take a scaler each, "
-                                         "or one with the process_set of all of them"));
+    detail::ThrowStatus(core::Status(
+        core::StatusCode::kMismatch,
+        "GradScaler: the ranks have different scales, from " +
+            std::to_string(-met.infinite->At(2)) + " to " + std::to_string(met.infinite->At(1)) +
+            ", by which the gradients were divided: call broadcast(), which gives all the same, "
+            "and zero_grad(), and backward() anew; optimizers of different process sets take a "
+            "scaler each, or one with the process_set of all of them"));
   }
   met.stepped = true;
   if (finite) {

@@ -76,13 +76,12 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   // zero_grad() was called: nothing that `.grad` holds counts.
   void BeginStep();
   // ---- called by the hooks ----
-  // Gives the parameter's node the hooks, if it has none yet. Returns whether it did, and another node
-  // had them before.
+  // Gives the parameter's node the hooks. True if it had none, and another node had them before.
   bool HookNode();
   void OnAccumulate();                          // before the gradient is written
   void OnGradient(const at::Tensor& incoming);  // after it was written
 
-  // An optimizer has got the parameter behind zero_grad(): no hook has seen what made its gradient.
+  // No hook has seen what made the gradient, since an optimizer has got it behind zero_grad().
   void NoteHooksLate();
   // It required a gradient at some time: from then on the ranks expect a word about it in each
   // step.
@@ -93,10 +92,8 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
 
   // How often it was averaged, whether that went well or not.
   std::uint64_t averages() const { return averages_; }
-  // An average was put into `.grad` since zero_grad().
-  bool has_average() const { return history_.has_average(); }
-  // How often a backward() has written it.
-  std::uint64_t writes() const { return writes_; }
+  bool has_average() const { return history_.has_average(); }  // since zero_grad()
+  std::uint64_t writes() const { return writes_; }             // by backward(), how many
 
   // ---- buckets: where it goes together with others, from the next Submit on ----
   // This rank has seen this of the gradient in the last average.
@@ -131,8 +128,7 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
 
   // Precondition: the gate was reported by the caller. Hands in a gradient that no backward() has
   // handed in. `averaged`: that of this step was averaged before. `in_step`: the program may have
-  // changed it since its backward(), and it is refused if the hooks came too late for that. Throws
-  // what the engine refuses.
+  // changed it since backward(), and it is refused if its hooks came late. Throws what the engine refuses.
   void SubmitMissing(bool averaged, bool in_step);
   // Submits a refusal, by which the other ranks learn that the backward() has thrown.
   void RefuseAfterThrow();
@@ -224,11 +220,10 @@ class ParameterGradient : public std::enable_shared_from_this<ParameterGradient>
   const Description what_;
   const SessionSet set_;
   fusion::GradientGate gate_;
-  std::mutex node_mutex_;                        // guards node_, which autograd's threads ask for
-  std::shared_ptr<torch::autograd::Node> node_;  // the last that has got the hooks
+  std::mutex node_mutex_;  // guards node_, the last that has got the hooks
+  std::shared_ptr<torch::autograd::Node> node_;
   std::atomic<bool> takes_part_{false};
-  // `.grad` was there before the node had them, and was not averaged since.
-  bool hooks_late_ = false;
+  bool hooks_late_ = false;                            // and `.grad` was not averaged since
   std::atomic<std::shared_ptr<const Owners>> owners_;  // hooks read them
   // The sparse dimensions of the last gradient that was reduced, 0 of a dense one, are the same on
   // all ranks: those that have none reduce nothing in this form.

@@ -1,17 +1,21 @@
-// The memory in which a gradient is reduced.
+// What the other ranks are told of a gradient, the part of a bucket that it has, and its memory there.
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "frameworks/torch/calls/gpu_tensors.h"
+#include "frameworks/torch/calls/validate.h"
 #include "frameworks/torch/gradients/gradient_arena.h"
 #include "frameworks/torch/gradients/gradient_buckets.h"
 #include "frameworks/torch/gradients/gradient_memory.h"
 #include "frameworks/torch/gradients/optimizer_shards.h"
 #include "frameworks/torch/gradients/parameter_gradient.h"
+#include "frameworks/torch/tensors/compression.h"
 #include "frameworks/torch/tensors/cpu_allocator.h"
 #include "frameworks/torch/tensors/tensor_bridge.h"
 
@@ -26,7 +30,106 @@ bool IsVacantLike(const at::Tensor& moved, const at::Tensor& like, at::IntArrayR
          moved.strides() == strides;
 }
 
+constexpr const char* kCaptured =
+    "it was made while its stream was captured in a CUDA graph; collectives cannot be replayed, so "
+    "call backward() and step() outside of captures";
+
 }  // namespace
+
+core::Signature ParameterGradient::SignatureOf(const at::Tensor& shaped) const {
+  core::Signature signature = Describe(shaped);
+  signature.kind = core::OpKind::kAllReduce;
+  if (signature.device == core::DeviceKind::kCuda && gpu_) signature.slot = gpu_->slot();
+  signature.reduction = what_.rule->reduction;
+  signature.prescale = 1.0 / what_.rule->predivide;
+  signature.postscale = what_.rule->predivide;
+  signature.wire = WireType(what_.rule->compression, what_.rule->scope, set_.session->topology(),
+                            shaped.scalar_type());
+  return signature;
+}
+
+core::SignaturePtr ParameterGradient::RequestOf(const core::SignaturePtr& signature) const {
+  if (!what_.rule->hook) return signature;
+  // Nothing is moved: it tells who has the gradient, and that all ranks are ready. Some types have no
+  // reduction but the hook's.
+  const bool reduces = core::IsDefined(core::ReduceOp::kSum, signature->dtype);
+  return std::make_shared<const core::Signature>(
+      core::Signature{.kind = signature->kind,
+                      .dtype = reduces ? signature->dtype : core::DType::kU8,
+                      .shape = {0}});
+}
+
+core::Signature ParameterGradient::ParameterSignature() {
+  (void)FindGpu(what_.parameter);  // its works say what is wrong
+  return SignatureOf(what_.parameter);
+}
+
+// Whether SignatureOf would give this one: the rest of it comes from the rule.
+bool ParameterGradient::IsLike(const core::Signature& signature, const at::Tensor& shaped) const {
+  return IsDescribedBy(signature, shaped) &&
+         (!gpu_ || signature.device != core::DeviceKind::kCuda || signature.slot == gpu_->slot());
+}
+
+// Returns what is wrong with the gradient, whatever bucket it goes in; empty if nothing is.
+std::string ParameterGradient::Check(const at::Tensor& shaped) {
+  const UnderWay& now = *under_way_;
+  std::string invalid = now.refused.empty() ? WhyNotMovable(shaped) : now.refused;
+  if (invalid.empty() && now.captured) invalid = kCaptured;
+  const core::DType dtype = DTypeOf(shaped.scalar_type()).value_or(core::DType::kU8);
+  const bool reduces = core::IsDefined(what_.rule->reduction, dtype) || what_.rule->hook;
+  if (invalid.empty() && now.present && !reduces) {
+    invalid = ValidateReduction(SignatureOf(shaped));
+  }
+  if (invalid.empty()) invalid = FindGpu(shaped);
+  return invalid;
+}
+
+std::string ParameterGradient::CheckInBucket(const BucketPart& part, const at::Tensor& shaped) {
+  if (!IsLike(*part.like, shaped)) {
+    seen_.stays_out |= SignatureOf(shaped) != SignatureOf(what_.parameter);
+    return "it differs from what its parameter was when the bucket was laid out";
+  }
+  if (HasContractStrides(what_.parameter, part.strides)) return {};
+  return "its strides differ from those of its parameter when the bucket was made";
+}
+
+// The part of a bucket of the gradient's own serves again while the gradient stays like it. The key
+// says nothing of how the memory lies: row by row on all ranks.
+BucketPartPtr ParameterGradient::PartAlone(const at::Tensor& shaped) {
+  BucketPartPtr part = part_;
+  if (part && part->bucket->assembly.of_one() && IsLike(*part->like, shaped)) return part;
+  core::SignaturePtr like = std::make_shared<const core::Signature>(SignatureOf(shaped));
+  auto signature = std::make_shared<core::Signature>(*RequestOf(like));
+  signature->round = what_.rule->at_backward ? 1 : 0;  // as most of them are
+  const auto bucket =
+      std::make_shared<Bucket>(core::Key::Named(set_.members.set, what_.key), std::move(signature));
+  if (what_.rule->hook) {
+    bucket->hook = std::make_unique<BucketHook>(set_, what_.rule->hook);
+    bucket->hook->given.name = what_.key;
+    bucket->hook->given.index = what_.index;
+    bucket->hook->given.parameters = {what_.name};
+    bucket->hook->given.parameter_tensors = {what_.parameter};
+    bucket->hook->starts = {0};
+  }
+  part = Bucket::PartOf(bucket, 0, weak_from_this(), std::move(like),
+                        at::detail::defaultStrides(shaped.sizes()));
+  part_ = part;
+  return part;
+}
+
+std::string ParameterGradient::NoteOnGpu(ops::cuda::DeviceWork& work) {
+  work.device = gpu_->device();
+  const core::Status noted = NoteProducer(work, *gpu_);
+  under_way_->captured = noted.code() == core::StatusCode::kInvalidArgument;
+  return under_way_->captured ? kCaptured : noted.message();
+}
+
+// Finds the GPU of a tensor on one: a parameter may have moved there, or to another.
+std::string ParameterGradient::FindGpu(const at::Tensor& shaped) {
+  if (!IsOnGpu(shaped) || (gpu_ && gpu_->device()->index() == shaped.device().index())) return {};
+  gpu_.reset();
+  return FindGpuOf(shaped, *set_.session, &gpu_);
+}
 
 // Nobody else has it, so that its place may change: a backward that found no gradient has made it,
 // or nothing but `.grad` refers to it and to its memory.
